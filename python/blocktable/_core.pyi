@@ -1,0 +1,231 @@
+"""What the compiled module offers. Checked against the built module by `mypy.stubtest`.
+
+Everything here works without torch. Arrays are numpy views into memory owned by Rust, made without a copy;
+those of a plan are valid until the commit or failure of its step.
+"""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+"""Version of the package, from `Cargo.toml`."""
+
+MUTANTS: tuple[str, ...]
+"""Names of the planted faults of this build; empty unless it was built with feature `mutants`."""
+
+END_FINISHED_STOP: int
+"""End codes, as in `Plan.ended` and `Commit.ended`: a stop token, or `Scheduler.finish` for a stop string."""
+END_FINISHED_LENGTH: int
+"""`max_tokens` or `max_model_len` reached."""
+END_ABORTED: int
+"""`Scheduler.abort` was called."""
+END_ABORTED_CAPACITY: int
+"""Alone in the pool and still not fitting."""
+
+def set_mutant(name: str | None) -> None:
+    """Choose the planted fault of this thread, or none. Raises `InvalidInputError` if this build has no such fault."""
+
+@final
+class Scheduler:
+    """Decides what each step runs and which KV blocks it writes: first come, first served, one token budget.
+
+    One thread drives `plan`, then `commit` or `fail`; every method may be called from any thread.
+    """
+
+    def __new__(
+        cls,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        max_model_len: int,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int = 2048,
+        max_waiting: int = 4096,
+        long_prefill_threshold: int = 0,
+        max_preemptions: int = 16,
+        enable_prefix_caching: bool = True,
+        hash_seed: bytes = b"",
+    ) -> Scheduler: ...
+    def submit(
+        self,
+        token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64],
+        *,
+        max_tokens: int,
+        min_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+        now_us: int = 0,
+    ) -> int:
+        """Queue one request; returns its id, which is never given again.
+
+        `stop_token_ids` holds every id that ends the text (the model's own end ids too, unless they are to be ignored);
+        they are not looked at before `min_tokens` outputs. Raises `InvalidInputError` (field, value, bound),
+        `NeverFitsError` (needed, usable: blocks) or `QueueFullError` (limit); nothing is queued then.
+        """
+
+    def plan(self, now_us: int) -> Plan:
+        """Choose the next step. Raises `StepInFlightError` while a plan is neither committed nor failed, `StalledError` if
+        runnable work cannot move."""
+
+    def commit(
+        self, step: int, token_ids: NDArray[np.int32] | NDArray[np.int64], starts: NDArray[np.int32] | NDArray[np.int64], now_us: int
+    ) -> Commit:
+        """Bring the tokens of step `step`: entry i of its `sample_rows` gets `token_ids[starts[i]:starts[i + 1]]`, 0 or 1 tokens.
+
+        Any C-contiguous int32 or int64 buffers: `starts` [K + 1], `token_ids` [starts[K]]. Raises `WrongStepError`, or
+        `InvalidInputError` for shapes, counts and ids out of range; nothing changes then.
+        """
+
+    def fail(self, step: int) -> None:
+        """The model failed: undo step `step`. Its sequences go back to what was confirmed before and will run again."""
+
+    def abort(self, request_id: int) -> bool:
+        """End a request in whatever state it is; false if it has ended already or never was."""
+
+    def finish(self, request_id: int) -> bool:
+        """End a request as finished (a stop string was seen); false if it has ended already or never was."""
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all published content that no live sequence holds; returns how many blocks forgot theirs."""
+
+    def audit(self) -> None:
+        """Recount every invariant from the tables, the leases and a walk of the free queue. Raises `AuditError`."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start, and gauges. Keys are fixed; see `rust/core/src/stats.rs`."""
+
+    def num_cached_tokens(self, request_id: int) -> int:
+        """Prompt tokens of a live or just ended request that were found in the prefix cache at its first admission; 0 before.
+
+        Kept for the last 1,024 ended requests; raises `UnknownRequestError` for others."""
+
+    def free_queue(self) -> NDArray[np.int32]:
+        """Ids of the free blocks, the next one to be taken first. A copy, for tests and displays."""
+
+    def block_refs(self) -> NDArray[np.int32]:
+        """[num_blocks] holders of each block. A copy."""
+
+    def published_blocks(self) -> NDArray[np.int32]:
+        """Ids of the blocks whose content the prefix cache may serve, ascending. A copy."""
+
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+@final
+class Plan:
+    """What one step runs. S sequences, T tokens, K samples, G groups (1). Views; valid until the step's commit or failure."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def num_seqs(self) -> int:
+        """S; 0 means nothing to run: call neither the model nor `commit`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+
+    @property
+    def seq_slots(self) -> NDArray[np.int32]:
+        """[S] stable row of each sequence in `block_tables`."""
+
+    @property
+    def query_starts(self) -> NDArray[np.int32]:
+        """[S + 1] where each sequence's tokens begin."""
+
+    @property
+    def seq_lens(self) -> NDArray[np.int32]:
+        """[S] tokens visible to its last query."""
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """[T]"""
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """[T]"""
+
+    @property
+    def token_sources(self) -> NDArray[np.int32]:
+        """[T] -1, or the index in the previous plan's `sample_rows` that fills this token (always -1 at depth 1)."""
+
+    @property
+    def slot_mapping(self) -> NDArray[np.int64]:
+        """[G, T] `block_id * block_size + offset` where each new key and value goes; -1 = nowhere."""
+
+    @property
+    def block_tables(self) -> NDArray[np.int32]:
+        """[G, max_num_seqs, max_blocks] persistent; row `seq_slots[i]` holds ceil(seq_lens[i] / block_size) valid ids."""
+
+    @property
+    def dirty(self) -> NDArray[np.int32]:
+        """[D, 4] (group, row, first column, count): what changed in the tables since the last plan."""
+
+    @property
+    def dirty_ids(self) -> NDArray[np.int32]:
+        """[sum of counts] the values of `dirty`."""
+
+    @property
+    def copies(self) -> NDArray[np.int32]:
+        """[C, 4] (group, source block, target block, rows) to be done before the forward pass."""
+
+    @property
+    def sample_rows(self) -> NDArray[np.int32]:
+        """[K] token rows (0..T-1) that need a token, in the order in which `commit` expects them."""
+
+    @property
+    def sample_requests(self) -> NDArray[np.int64]:
+        """[K] request id of each entry of `sample_rows`."""
+
+    @property
+    def ended(self) -> NDArray[np.int64]:
+        """[E, 2] (request id, end code): all that ended since the last plan."""
+
+    @property
+    def preempted(self) -> NDArray[np.int64]:
+        """[P, 2] (request id, sequence number): lost their rows in this plan."""
+
+    @property
+    def admitted(self) -> NDArray[np.int64]:
+        """[A, 3] (request id, sequence number, row): got a row in this plan."""
+
+@final
+class Commit:
+    """What a commit changed."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def ended(self) -> NDArray[np.int64]:
+        """[E, 2] (request id, end code) of the requests that this commit ended; they stand in the next plan's `ended` too."""
+
+    @property
+    def num_accepted(self) -> int:
+        """Tokens that were accepted; the rest belonged to requests that had ended or moved on."""
+
+@final
+class BlockHasher:
+    """Chained keys of full blocks (design 4)."""
+
+    def __new__(cls, *, block_size: int, algorithm: str = "blake3", seed: bytes = b"") -> BlockHasher: ...
+    def keys(self, token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64]) -> list[bytes]:
+        """32-byte key of each full block of a chain."""
+
+def bench_pool(*, num_blocks: int, batch: int, published: bool, rounds: int) -> dict[str, float]:
+    """Time take + release inside Rust, after checking that the ids come out right: `ns_per_block`, `init_ms`, `first_pass_ms`, `bytes_per_block`."""
+
+def bench_hash(*, algorithm: str, blocks: int) -> dict[str, float]:
+    """Time chained hashing of 16-token blocks inside Rust, after checking a known key: `ns_per_block`, `tokens_per_s`."""
+
+def bench_match(*, num_blocks: int, tokens: int, cached: bool, aged: bool, rounds: int) -> dict[str, float]:
+    """Time match + pin + release of one prompt whose keys are known, inside Rust, after checking the hit: `match_us`."""
+
+def allocations() -> int:
+    """Heap allocations of Rust so far, counted only in a build with feature `bench`; 0 otherwise."""

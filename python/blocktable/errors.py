@@ -1,0 +1,126 @@
+"""The exceptions of blocktable: a closed family, each with the numbers that its reader needs.
+
+Before: `rust/py/src/error.rs` maps every refusal of the core to one of these; the engine raises them itself for bad
+options and requests. Nothing else is raised on bad input.
+"""
+
+from difflib import get_close_matches
+from typing import Any, Iterable
+
+
+class BlocktableError(Exception):
+    """Root of the family."""
+
+
+class InvalidInputError(BlocktableError, ValueError):
+    """A value from outside is not acceptable. Names the field, the value and the bound that it breaks."""
+
+    def __init__(self, field: str, value: Any, bound: str) -> None:
+        shown = repr(value)
+        if len(shown) > 200:
+            shown = shown[:197] + "..."
+        super().__init__(f"{field}={shown}: {bound}")
+        self.field = field
+        self.value = value
+        self.bound = bound
+
+
+class UnknownOptionError(InvalidInputError):
+    """An option that does not exist; names the nearest ones that do."""
+
+    def __init__(self, option: str, value: Any, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = get_close_matches(option, names, n=3)
+        bound = f"unknown option; did you mean {' or '.join(near)}?" if near else f"unknown option; known are {', '.join(names)}"
+        super().__init__(option, value, bound)
+
+
+class NeverFitsError(BlocktableError):
+    """Refused at submit: even alone the request needs more blocks than the pool can ever give."""
+
+    def __init__(self, needed: int, usable: int) -> None:
+        super().__init__(f"the request needs {needed} KV blocks, the pool has {usable} usable ones")
+        self.needed = needed
+        self.usable = usable
+
+
+class QueueFullError(BlocktableError):
+    """Refused at submit: as many requests wait as may wait."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} requests are waiting, which is the limit (max_waiting)")
+        self.limit = limit
+
+
+class UnknownRequestError(BlocktableError, KeyError):
+    """No request of this id is known any more, or ever was."""
+
+    def __init__(self, request_id: int) -> None:
+        super().__init__(f"request {request_id} is not known")
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class StepInFlightError(BlocktableError):
+    """`plan` was called while a step is neither committed nor failed."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"step {step} is still in flight: commit or fail it first")
+        self.step = step
+
+
+class WrongStepError(BlocktableError):
+    """`commit` or `fail` named a step that is not in flight."""
+
+    def __init__(self, given: int, expected: int | None) -> None:
+        in_flight = "no step is in flight" if expected is None else f"step {expected} is in flight"
+        super().__init__(f"step {given} was named, but {in_flight}")
+        self.given = given
+        self.expected = expected
+
+
+class StalledError(BlocktableError):
+    """Runnable work cannot move although nothing is in flight: a fault of ours. Names the request and what it waits for."""
+
+    def __init__(self, request_id: int, reason: str) -> None:
+        super().__init__(f"request {request_id} cannot move: {reason}")
+        self.request_id = request_id
+        self.reason = reason
+
+
+class AuditError(BlocktableError):
+    """An invariant does not hold: a fault of ours. `check` is its name in the audit (A1 to A8)."""
+
+    def __init__(self, check: str, detail: str) -> None:
+        super().__init__(f"{check}: {detail}")
+        self.check = check
+        self.detail = detail
+
+
+class MissingExtraError(BlocktableError, ImportError):
+    """Something was used whose dependencies are an extra that is not installed."""
+
+    def __init__(self, what: str, extra: str, missing: str) -> None:
+        super().__init__(f'{what} needs {missing}, which is not installed: pip install "blocktable[{extra}]"')
+        self.extra = extra
+        self.missing = missing
+
+
+class UnsupportedModelError(BlocktableError):
+    """The model cannot be served, and why."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"{model}: cannot be served: {reason}")
+        self.model = model
+        self.reason = reason
+
+
+class ModelLoadError(BlocktableError):
+    """The model's files are missing or broken."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"{model}: cannot be loaded: {reason}")
+        self.model = model
+        self.reason = reason

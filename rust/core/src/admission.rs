@@ -1,0 +1,150 @@
+//! Gives a waiting request a row, its prefix hits, its first blocks and a promise of the rest: all of it or nothing (design 3).
+//!
+//! The whole of what is known (prompt, and outputs of a preempted request) must fit beside what others were promised. Hits that
+//! were free leave the queue, so they count as needed. Blocks are taken chunk by chunk.
+
+use crate::mutant::{self, Mutant};
+use crate::preemption::contains;
+use crate::prefix_index::KeyState;
+use crate::request::{End, Place};
+use crate::scheduler::Scheduler;
+
+/// Requests that are passed over in one plan because their prefix is in flight; those behind wait for the next plan.
+const MAX_PASSED: usize = 64;
+
+enum Admission {
+    /// It runs, with so many tokens in this step.
+    Admitted { chunk: usize },
+    /// Another request computes its next block in this step: wait, holding nothing, and reuse it.
+    PrefixInFlight,
+    /// Its blocks are not free.
+    Blocked,
+}
+
+impl Scheduler {
+    /// Admits waiting requests, highest rank first, until rows, budget or blocks run out.
+    pub(crate) fn plan_waiting(&mut self, budget: &mut usize, now_us: u64) {
+        let mut at = 0;
+        while *budget > 0 && !self.free_rows.is_empty() && at < self.waiting.len() && at < MAX_PASSED {
+            let seat = self.waiting[at];
+            match self.admit(seat, *budget, now_us) {
+                Admission::Admitted { chunk } => {
+                    self.waiting.remove(at);
+                    *budget -= chunk;
+                }
+                Admission::PrefixInFlight => at += 1,
+                Admission::Blocked if self.running.is_empty() && !mutant::is_on(Mutant::NeverEndsAlone) => {
+                    self.waiting.remove(at);
+                    self.end(seat, End::Capacity);
+                }
+                Admission::Blocked => return,
+            }
+        }
+    }
+
+    fn admit(&mut self, seat: usize, budget: usize, now_us: u64) -> Admission {
+        let block_size = self.config.block_size as usize;
+        let (known, prompt_len) = (self.request(seat).tokens.len(), self.request(seat).prompt_len);
+        let first_pending = self.find_hits(seat);
+        let hits = self.hits.len();
+        let next = self.request(seat).keys.get(hits);
+        let awaited = hits < (known - 1) / block_size && next.is_some_and(|key| contains(&self.frontier, key));
+        if awaited && !mutant::is_on(Mutant::NoPrefixWait) {
+            return Admission::PrefixInFlight;
+        }
+        if mutant::is_on(Mutant::RecountQueriesOnRetry) {
+            self.counters.prefix_queries += prompt_len as u64;
+        }
+        let mut start = hits * block_size;
+        if mutant::is_on(Mutant::StaleHit) {
+            let first = *self.request_mut(seat).first_hit.get_or_insert(hits);
+            start = first.max(hits) * block_size;
+        }
+        let rest = (self.config.blocks_for(known) - hits) as u32;
+        let free_hits = self.hits.iter().filter(|&&block| self.pool.holders(block) == 0).count() as u32;
+        let promised = if mutant::is_on(Mutant::IgnorePromises) { 0 } else { self.promised };
+        if rest + free_hits > self.pool.num_free().saturating_sub(promised) {
+            return Admission::Blocked;
+        }
+        let mut chunk = (known - start).min(budget);
+        if mutant::is_on(Mutant::BudgetBeforeHit) {
+            chunk = known.min(budget).saturating_sub(start).max(1);
+        }
+        if self.config.long_prefill_threshold > 0 {
+            chunk = chunk.min(self.config.long_prefill_threshold as usize);
+        }
+        self.start_running(seat, start, now_us);
+        self.hold_hits(seat);
+        self.request_mut(seat).promised = rest;
+        self.promised += rest;
+        let now = self.config.blocks_for(start + chunk).saturating_sub(self.request(seat).table.len()) as u32;
+        if now > 0 {
+            self.take_blocks(seat, now, now.min(rest));
+        }
+        self.note_change(seat, 0);
+        if chunk > 0 {
+            self.schedule(seat, chunk, first_pending..hits);
+        }
+        Admission::Admitted { chunk }
+    }
+
+    /// Leaves the blocks that hold the longest known prefix in `hits`; returns the first of them that is pending, or their number.
+    /// The last token is always computed, so that there are logits to sample from.
+    fn find_hits(&mut self, seat: usize) -> usize {
+        let block_size = self.config.block_size as usize;
+        let request = self.seats[seat].as_ref().expect("a seat in use");
+        let mut most = (request.tokens.len() - 1) / block_size;
+        if mutant::is_on(Mutant::HitWholePrompt) {
+            most = request.tokens.len() / block_size;
+        }
+        self.hits.clear();
+        let mut first_pending = None;
+        for key in request.keys.iter().take(most) {
+            let Some((block, state)) = self.pool.index().lookup(key) else { break };
+            if state == KeyState::Pending && first_pending.is_none() {
+                first_pending = Some(self.hits.len());
+            }
+            self.hits.push(block);
+        }
+        first_pending.unwrap_or(self.hits.len())
+    }
+
+    fn start_running(&mut self, seat: usize, start: usize, now_us: u64) {
+        let row = self.free_rows.pop().expect("a free row");
+        let (max_len, max_outputs) =
+            (self.config.max_model_len as usize, self.request(seat).limits.max_tokens as usize);
+        let longest = max_len.min(self.request(seat).prompt_len.saturating_add(max_outputs));
+        let most_blocks = self.config.blocks_for(longest);
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        // Decoding allocates nothing.
+        request.tokens.reserve_exact(longest.saturating_sub(request.tokens.len()));
+        request.keys.reserve_exact(most_blocks.saturating_sub(request.keys.len()));
+        request.table.reserve(most_blocks);
+        request.place = Place::Running(row);
+        request.computed = start;
+        if request.cached.is_none() {
+            request.cached = Some(start);
+            self.counters.prefix_queries += request.prompt_len as u64;
+            self.counters.prefix_hits += start as u64;
+            self.counters.queue_us_sum += now_us.saturating_sub(request.submitted_us);
+        }
+        let id = request.id;
+        let at = self.rank_in_running(id);
+        self.running.insert(at, seat);
+        self.draft.admitted.push([id.0 as i64, 0, row.index() as i64]);
+    }
+
+    /// Moves the hits into the table. They were found in this very call, so each of them still has its content.
+    fn hold_hits(&mut self, seat: usize) {
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        for &block in &self.hits {
+            self.pool.share(&mut request.table, block).expect("a hit of this call");
+        }
+        request.published = self.hits.len();
+        if mutant::is_on(Mutant::WriteShared)
+            && let Some((block, _)) = request.keys.get(self.hits.len()).and_then(|key| self.pool.index().lookup(key))
+        {
+            let _ = self.pool.share(&mut request.table, block);
+        }
+    }
+}

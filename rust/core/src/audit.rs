@@ -1,0 +1,178 @@
+//! Recounts every invariant from the tables, the leases and a walk of the free queue (A1 to A8 of the catalogue of faults).
+//!
+//! Called by the tests after every public call, and by an engine when it is idle. Reads everything, changes nothing.
+
+use crate::error::{Error, Result};
+use crate::prefix_index::KeyState;
+use crate::request::{Place, Request};
+use crate::scheduler::Scheduler;
+
+fn wrong<T>(check: &'static str, detail: String) -> Result<T> {
+    Err(Error::Audit { check, detail })
+}
+
+impl Scheduler {
+    /// Recounts A1 to A8.
+    ///
+    /// # Errors
+    /// [`Error::Audit`] with the first invariant that does not hold.
+    pub fn audit(&self) -> Result<()> {
+        self.audit_places()?;
+        self.pool.audit(self.seats.iter().flatten().map(|request| &request.table))?;
+        self.audit_leases()?;
+        self.audit_promises()?;
+        self.audit_writers()?;
+        self.seats.iter().flatten().try_for_each(|request| self.audit_rows(request))?;
+        if self.idle_with_work && self.flight.step.is_none() && self.running.len() + self.waiting.len() > 0 {
+            return wrong(
+                "A8",
+                "the last plan ran nothing, freed nothing and ended nothing although requests live".into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// A6: every live request is in exactly one line, at its rank; rows are had by one or free; who waits holds nothing.
+    fn audit_places(&self) -> Result<()> {
+        let mut seen = vec![0; self.seats.len()];
+        let lines = self.running.iter().chain(&self.waiting);
+        for &seat in lines {
+            if self.seats[seat].is_none() {
+                return wrong("A6", format!("seat {seat} stands in a line and its request has ended"));
+            }
+            seen[seat] += 1;
+        }
+        for (seat, request) in self.seats.iter().enumerate() {
+            if seen[seat] != usize::from(request.is_some()) {
+                return wrong("A6", format!("seat {seat} stands in {} lines", seen[seat]));
+            }
+        }
+        let ranks =
+            |seats: &mut dyn Iterator<Item = &usize>| seats.map(|&seat| self.request(seat).id).collect::<Vec<_>>();
+        for ids in [ranks(&mut self.running.iter()), ranks(&mut self.waiting.iter())] {
+            if !ids.is_sorted() {
+                return wrong("A6", format!("a line is out of rank: {ids:?}"));
+            }
+        }
+        let mut rows = vec![0; self.config.rows() as usize];
+        for row in &self.free_rows {
+            rows[row.index()] += 1;
+        }
+        for &seat in &self.running {
+            let Place::Running(row) = self.request(seat).place else {
+                return wrong("A6", format!("request {} runs without a row", self.request(seat).id.0));
+            };
+            rows[row.index()] += 1;
+        }
+        if let Some(row) = rows.iter().position(|&count| count != 1) {
+            return wrong("A6", format!("row {row} is had or free {} times", rows[row]));
+        }
+        for &seat in &self.waiting {
+            let request = self.request(seat);
+            if request.place != Place::Waiting
+                || !request.table.is_empty()
+                || request.promised > 0
+                || request.computed > 0
+            {
+                return wrong("A6", format!("request {} waits and holds something", request.id.0));
+            }
+        }
+        Ok(())
+    }
+
+    /// A2: a block that the step in flight names is in nobody's reach; with no step in flight nothing is parked.
+    fn audit_leases(&self) -> Result<()> {
+        if self.flight.step.is_none() {
+            let parked = self.pool.num_parked();
+            return if parked == 0 {
+                Ok(())
+            } else {
+                wrong("A2", format!("{parked} blocks are parked, no step is in flight"))
+            };
+        }
+        if let Some(block) = self.pool.free_blocks().find(|&block| self.flight.is_orphan(block)) {
+            return wrong(
+                "A2",
+                format!("block {} is named by the step in flight and stands in the free queue", block.get()),
+            );
+        }
+        Ok(())
+    }
+
+    /// A1: what was promised is free.
+    fn audit_promises(&self) -> Result<()> {
+        let sum: u32 = self.seats.iter().flatten().map(|request| request.promised).sum();
+        if sum != self.promised || sum > self.pool.num_free() {
+            let free = self.pool.num_free();
+            return wrong(
+                "A1",
+                format!("requests were promised {sum}, {} are counted, {free} are free", self.promised),
+            );
+        }
+        Ok(())
+    }
+
+    /// A5: the step in flight writes only to blocks that are not published, each for one request; others may only share them as full.
+    fn audit_writers(&self) -> Result<()> {
+        if self.flight.step.is_none() {
+            return Ok(());
+        }
+        let published = |&block: &crate::ids::BlockId| self.pool.index().state(block) == KeyState::Published;
+        if let Some(block) = self.flight.pending.iter().copied().find(published) {
+            return wrong("A5", format!("block {} is published before its step is confirmed", block.get()));
+        }
+        let block_size = self.config.block_size as usize;
+        let mut writers = vec![0u32; self.pool.num_blocks() as usize];
+        let live = |entry: &&crate::flight::Entry| {
+            self.seats[entry.seat].as_ref().is_some_and(|r| r.epoch == entry.epoch && r.planned_in == self.steps)
+        };
+        for entry in self.flight.entries.iter().filter(live) {
+            let request = self.request(entry.seat);
+            let last = (entry.start + entry.chunk - 1) / block_size;
+            if last >= request.table.len() {
+                return wrong("A5", format!("request {} writes past its table", request.id.0));
+            }
+            for &block in &request.table.blocks()[entry.start / block_size..=last] {
+                writers[block.index()] += 1;
+                let state = self.pool.index().state(block);
+                let shared = self.pool.holders(block) > 1 && state != KeyState::Pending;
+                if state == KeyState::Published || shared || writers[block.index()] > 1 {
+                    let id = request.id.0;
+                    return wrong(
+                        "A5",
+                        format!("request {id} writes to block {}, which is shared or published", block.get()),
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A7: `published <= computed < tokens`, in rows; a table has blocks for what is computed; published blocks have their keys.
+    fn audit_rows(&self, request: &Request) -> Result<()> {
+        let block_size = self.config.block_size as usize;
+        let id = request.id.0;
+        let (published, computed, tokens) = (request.published * block_size, request.computed, request.tokens.len());
+        if published > computed || computed >= tokens || computed > request.table.len() * block_size {
+            let held = request.table.len();
+            return wrong(
+                "A7",
+                format!(
+                    "request {id}: {published} rows published, {computed} computed, {tokens} tokens, {held} blocks"
+                ),
+            );
+        }
+        if request.keys.len() > tokens / block_size {
+            return wrong("A7", format!("request {id} has {} keys for {tokens} tokens", request.keys.len()));
+        }
+        for (at, &block) in request.table.blocks().iter().enumerate().take(request.published) {
+            if self.config.enable_prefix_caching && self.pool.index().state(block) == KeyState::Unnamed {
+                return wrong(
+                    "A7",
+                    format!("request {id}: block {} at {at} counts as published and has no key", block.get()),
+                );
+            }
+        }
+        Ok(())
+    }
+}

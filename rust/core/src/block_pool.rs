@@ -1,0 +1,464 @@
+//! Owns every physical KV block: who holds it, what its content is called, and the order in which free ones are handed out.
+//!
+//! Before: the scheduler asks. After: block tables remember the answer. Between calls
+//! `free + held + parked + 1 null == num_blocks`; [`BlockPool::audit`] recounts it from the tables that are alive.
+//! Every mutator is all-or-nothing: a refused call leaves counts, queue order and tables as they were.
+
+use crate::block_table::BlockTable;
+use crate::error::{Error, Result};
+use crate::free_queue::FreeQueue;
+use crate::ids::{BlockId, Key};
+use crate::mutant::{self, Mutant};
+use crate::prefix_index::{KeyState, PrefixIndex};
+
+/// What happens to blocks that lose their last holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// They enter the free queue at once.
+    Now,
+    /// A step in flight still names them: they wait, as one list, for [`BlockPool::end_leases`].
+    Parked,
+}
+
+/// The pool.
+pub struct BlockPool {
+    holders: Box<[u32]>,
+    queue: FreeQueue,
+    index: PrefixIndex,
+    /// Lists of blocks without holders that a step in flight still names, in order of release, each last block first.
+    parked: Vec<BlockId>,
+    /// Where each parked list ends.
+    parked_ends: Vec<usize>,
+    /// Blocks that lost their last holder in the call under way. Kept for its memory.
+    freed: Vec<BlockId>,
+    evictions: u64,
+}
+
+impl BlockPool {
+    /// A pool of `num_blocks` blocks, the null block among them.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if there is no block but the null block, or ids would not fit 31 bits.
+    pub fn new(num_blocks: u32) -> Result<Self> {
+        if !(2..=i32::MAX as u32).contains(&num_blocks) {
+            let bound = format!("must be 2..={}: block 0 is the null block", i32::MAX);
+            return Err(Error::InvalidInput { field: "num_blocks", value: i128::from(num_blocks), bound });
+        }
+        Ok(BlockPool {
+            holders: vec![0; num_blocks as usize].into(),
+            queue: FreeQueue::new(num_blocks),
+            index: PrefixIndex::new(num_blocks),
+            parked: Vec::new(),
+            parked_ends: Vec::new(),
+            freed: Vec::new(),
+            evictions: 0,
+        })
+    }
+
+    /// Blocks in all, the null block among them.
+    #[must_use]
+    pub fn num_blocks(&self) -> u32 {
+        self.holders.len() as u32
+    }
+
+    /// Blocks that can ever be handed out.
+    #[must_use]
+    pub fn usable(&self) -> u32 {
+        self.num_blocks() - 1
+    }
+
+    /// Blocks in the free queue.
+    #[must_use]
+    pub fn num_free(&self) -> u32 {
+        self.queue.len()
+    }
+
+    /// Blocks without holders that a step in flight still names.
+    #[must_use]
+    pub fn num_parked(&self) -> u32 {
+        self.parked.len() as u32
+    }
+
+    /// Blocks that somebody holds.
+    #[must_use]
+    pub fn num_held(&self) -> u32 {
+        self.usable() - self.num_free() - self.num_parked()
+    }
+
+    /// How often published content was given up because its block was handed out.
+    #[must_use]
+    pub fn evictions(&self) -> u64 {
+        self.evictions
+    }
+
+    /// Holders of `block`.
+    #[must_use]
+    pub fn holders(&self, block: BlockId) -> u32 {
+        self.holders[block.index()]
+    }
+
+    /// The names of the blocks' contents.
+    #[must_use]
+    pub fn index(&self) -> &PrefixIndex {
+        &self.index
+    }
+
+    /// Free blocks, the next one to be taken first.
+    pub fn free_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.queue.iter()
+    }
+
+    /// Bytes that the pool keeps for each block.
+    #[must_use]
+    pub fn bytes_per_block(&self) -> f64 {
+        (size_of::<u32>() + 2 * size_of::<u32>()) as f64 + self.index.bytes_per_block()
+    }
+
+    /// A block id from outside.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`] at or past the end of the pool.
+    pub fn block(&self, id: u32) -> Result<BlockId> {
+        if id < self.num_blocks() {
+            return Ok(BlockId(id));
+        }
+        Err(Error::NoSuchBlock { block: id, num_blocks: self.num_blocks() })
+    }
+
+    /// Appends `count` blocks from the head of the queue to `table`. What was published in them is forgotten.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBlocks`] if fewer are free; nothing is taken then.
+    pub fn take(&mut self, table: &mut BlockTable, count: u32) -> Result<()> {
+        if count > self.queue.len() && !mutant::is_on(Mutant::PartialTake) {
+            return Err(Error::OutOfBlocks { needed: count, free: self.queue.len() });
+        }
+        for taken in 0..count {
+            let Some(block) = self.queue.pop_front() else {
+                return Err(Error::OutOfBlocks { needed: count, free: taken });
+            };
+            if !mutant::is_on(Mutant::KeepKeyOnReuse) && self.index.forget(block) {
+                self.evictions += 1;
+            }
+            self.holders[block.index()] = 1;
+            table.blocks.push(block);
+        }
+        Ok(())
+    }
+
+    /// Appends a block that holds wanted content to `table`: one holder more. A free one leaves the queue.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`] if the content has no name (any more): a hit is looked up and held in one call, or not at all.
+    pub fn share(&mut self, table: &mut BlockTable, block: BlockId) -> Result<()> {
+        if self.index.state(block) == KeyState::Unnamed {
+            return Err(Error::NotHeld { block });
+        }
+        if self.queue.contains(block) && !mutant::is_on(Mutant::HitKeepsInQueue) {
+            self.queue.remove(block);
+        }
+        if !mutant::is_on(Mutant::SkipRefOnHit) {
+            self.holders[block.index()] += 1;
+        }
+        table.blocks.push(block);
+        Ok(())
+    }
+
+    /// Gives back all blocks of `table`, last block first, as one list (design 1, 14).
+    pub fn release(&mut self, mut table: BlockTable, when: Release) {
+        if mutant::is_on(Mutant::LeakBlockOnFinish) {
+            table.blocks.pop();
+        }
+        let again = mutant::is_on(Mutant::DoubleFree).then(|| table.blocks.clone());
+        self.release_blocks(&table.blocks, when).expect("a table holds what it names");
+        if let Some(blocks) = again {
+            let _ = self.release_blocks(&blocks, when);
+        }
+    }
+
+    /// Drops one holder for each entry of `blocks`, last entry first. Null blocks are passed over, as tables may name them.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`] if an entry has no holder left; nothing changes then.
+    pub fn release_blocks(&mut self, blocks: &[BlockId], when: Release) -> Result<()> {
+        self.drop_holders(blocks)?;
+        match when {
+            Release::Now => self.enqueue_freed(),
+            Release::Parked => self.park_freed(),
+        }
+        Ok(())
+    }
+
+    /// The step in flight has ended: parked lists enter the queue, in order of their release.
+    pub fn end_leases(&mut self) {
+        let lists = std::mem::take(&mut self.parked);
+        let mut start = 0;
+        for end in std::mem::take(&mut self.parked_ends) {
+            self.freed.extend_from_slice(&lists[start..end]);
+            self.enqueue_freed();
+            start = end;
+        }
+    }
+
+    /// Names the content that the step in flight completes in `block`.
+    pub fn make_pending(&mut self, block: BlockId, key: Key) {
+        self.index.make_pending(block, key);
+    }
+
+    /// The content of `block` is confirmed and may be found by its key.
+    pub fn publish(&mut self, block: BlockId) {
+        self.index.publish(block);
+    }
+
+    /// Takes a pending name away: the step that writes the content failed, or its writer is gone.
+    pub fn withdraw(&mut self, block: BlockId) {
+        self.index.forget(block);
+    }
+
+    /// Forgets all published content that nobody holds; returns how many blocks forgot theirs.
+    pub fn forget_unheld(&mut self) -> u32 {
+        let mut forgotten = 0;
+        for id in 1..self.num_blocks() {
+            let block = BlockId(id);
+            if self.holders(block) == 0 && self.index.forget(block) {
+                forgotten += 1;
+            }
+        }
+        forgotten
+    }
+
+    /// Recounts A1 to A4 from `tables`, all tables that are alive.
+    ///
+    /// # Errors
+    /// [`Error::Audit`] with the first invariant that does not hold.
+    pub fn audit<'a>(&self, tables: impl IntoIterator<Item = &'a BlockTable>) -> Result<()> {
+        let wrong = |check: &'static str, detail: String| Err(Error::Audit { check, detail });
+        let mut named = vec![0u32; self.holders.len()];
+        for block in tables.into_iter().flat_map(|table| &table.blocks) {
+            named[block.index()] += u32::from(*block != BlockId::NULL);
+        }
+        if let Some(id) = (0..named.len()).find(|&id| named[id] != self.holders[id]) {
+            return wrong(
+                "A2",
+                format!("block {id} has {} holders, tables name it {} times", self.holders[id], named[id]),
+            );
+        }
+        let forwards: Vec<BlockId> = self.queue.iter().collect();
+        let mut backwards: Vec<BlockId> = self.queue.iter_back().collect();
+        backwards.reverse();
+        if forwards != backwards || forwards.len() != self.queue.len() as usize {
+            let (ahead, back) = (forwards.len(), backwards.len());
+            return wrong(
+                "A3",
+                format!("the queue counts {}, walks {ahead} forwards, {back} backwards", self.queue.len()),
+            );
+        }
+        let mut places = vec![0u32; self.holders.len()];
+        for block in forwards.iter().chain(&self.parked) {
+            places[block.index()] += 1;
+        }
+        for id in 1..places.len() {
+            if places[id] != u32::from(self.holders[id] == 0) {
+                let holders = self.holders[id];
+                return wrong(
+                    "A3",
+                    format!("block {id} has {holders} holders and stands in {} places of the queue", places[id]),
+                );
+            }
+        }
+        let held = self.holders.iter().filter(|&&holders| holders > 0).count();
+        let total = self.queue.len() as usize + held + self.parked.len() + 1;
+        if total != self.holders.len() || self.holders[0] != 0 || places[0] != 0 {
+            return wrong("A1", format!("free + held + parked + null is {total} of {}", self.holders.len()));
+        }
+        self.index.audit()
+    }
+
+    /// Drops the holders and leaves the blocks that lost their last one in `freed`, or restores all counts.
+    fn drop_holders(&mut self, blocks: &[BlockId]) -> Result<()> {
+        self.freed.clear();
+        for dropped in 0..blocks.len() {
+            let at = if mutant::is_on(Mutant::ForwardOrder) { dropped } else { blocks.len() - 1 - dropped };
+            let block = blocks[at];
+            if block == BlockId::NULL {
+                continue;
+            }
+            let holders = &mut self.holders[block.index()];
+            if *holders == 0 {
+                for done in blocks[at + 1..].iter().filter(|&&done| done != BlockId::NULL) {
+                    self.holders[done.index()] += 1;
+                }
+                self.freed.clear();
+                return Err(Error::NotHeld { block });
+            }
+            *holders -= 1;
+            if *holders == 0 {
+                self.freed.push(block);
+            }
+        }
+        Ok(())
+    }
+
+    /// Unpublished blocks go, in order, before the head; published ones, in order, behind the tail (design 1).
+    fn enqueue_freed(&mut self) {
+        let freed = std::mem::take(&mut self.freed);
+        for &block in freed.iter().rev() {
+            if self.index.state(block) != KeyState::Published || mutant::is_on(Mutant::HeadOrder) {
+                self.queue.push_front(block);
+            }
+        }
+        for &block in &freed {
+            if !self.queue.contains(block) {
+                self.queue.push_back(block);
+            }
+        }
+        self.freed = freed;
+        self.freed.clear();
+    }
+
+    fn park_freed(&mut self) {
+        if self.freed.is_empty() {
+            return;
+        }
+        self.parked.append(&mut self.freed);
+        self.parked_ends.push(self.parked.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(num_blocks: u32) -> BlockPool {
+        BlockPool::new(num_blocks).unwrap()
+    }
+
+    fn taken(pool: &mut BlockPool, count: u32) -> BlockTable {
+        let mut table = BlockTable::new();
+        pool.take(&mut table, count).unwrap();
+        table
+    }
+
+    fn publish(pool: &mut BlockPool, block: BlockId, name: u8) {
+        pool.make_pending(block, Key([name; 32]));
+        pool.publish(block);
+    }
+
+    fn free(pool: &BlockPool) -> Vec<u32> {
+        pool.free_blocks().map(BlockId::get).collect()
+    }
+
+    #[test]
+    fn released_blocks_join_the_end_that_their_content_deserves_last_block_first() {
+        let mut pool = pool(11);
+        let table = taken(&mut pool, 4);
+        for (name, &block) in table.blocks()[..3].iter().enumerate() {
+            publish(&mut pool, block, name as u8);
+        }
+        pool.release(table, Release::Now);
+        assert_eq!(free(&pool), [4, 5, 6, 7, 8, 9, 10, 3, 2, 1]);
+        pool.audit([]).unwrap();
+    }
+
+    #[test]
+    fn a_take_that_does_not_fit_changes_nothing() {
+        let mut pool = pool(4);
+        let mut table = taken(&mut pool, 2);
+        assert_eq!(pool.take(&mut table, 2), Err(Error::OutOfBlocks { needed: 2, free: 1 }));
+        assert_eq!((table.len(), free(&pool)), (2, vec![3]));
+        pool.audit([&table]).unwrap();
+    }
+
+    #[test]
+    fn a_block_listed_twice_is_queued_once_and_a_release_too_many_is_refused_as_a_whole() {
+        let mut pool = pool(5);
+        let mut first = taken(&mut pool, 2);
+        let b = first.blocks()[0];
+        publish(&mut pool, b, 1);
+        pool.share(&mut first, b).unwrap();
+        let list = [b, BlockId::NULL, BlockId::NULL, b];
+        pool.release_blocks(&list, Release::Now).unwrap();
+        assert_eq!(free(&pool), [3, 4, 1]);
+        let before = free(&pool);
+        let other = first.blocks()[1];
+        assert_eq!(pool.release_blocks(&[b, other], Release::Now), Err(Error::NotHeld { block: b }));
+        assert_eq!(pool.holders(other), 1, "the refused call gave its other block back to its holder");
+        assert_eq!(free(&pool), before);
+    }
+
+    #[test]
+    fn a_hit_leaves_the_middle_of_the_queue_and_what_is_handed_out_is_forgotten() {
+        let mut pool = pool(4);
+        let table = taken(&mut pool, 3);
+        for (name, &block) in table.blocks().iter().enumerate() {
+            publish(&mut pool, block, name as u8);
+        }
+        pool.release(table, Release::Now);
+        assert_eq!(free(&pool), [3, 2, 1]);
+        let (hit, state) = pool.index().lookup(&Key([1; 32])).unwrap();
+        assert_eq!((hit.get(), state), (2, KeyState::Published));
+        let mut table = BlockTable::new();
+        pool.share(&mut table, hit).unwrap();
+        assert_eq!(free(&pool), [3, 1]);
+        let other = taken(&mut pool, 2);
+        assert_eq!(pool.index().lookup(&Key([0; 32])), None);
+        assert_eq!(pool.evictions(), 2);
+        pool.audit([&table, &other]).unwrap();
+    }
+
+    #[test]
+    fn a_hit_whose_content_is_gone_is_refused() {
+        let mut pool = pool(3);
+        let mut table = BlockTable::new();
+        let block = pool.block(1).unwrap();
+        assert_eq!(pool.share(&mut table, block), Err(Error::NotHeld { block }));
+        assert_eq!(pool.block(3), Err(Error::NoSuchBlock { block: 3, num_blocks: 3 }));
+        pool.audit([&table]).unwrap();
+    }
+
+    #[test]
+    fn parked_lists_enter_the_queue_in_order_when_their_step_has_ended() {
+        let mut pool = pool(6);
+        let (first, second) = (taken(&mut pool, 2), taken(&mut pool, 2));
+        pool.release(first, Release::Parked);
+        pool.release(second, Release::Parked);
+        assert_eq!((free(&pool), pool.num_parked()), (vec![5], 4));
+        pool.audit([]).unwrap();
+        pool.end_leases();
+        assert_eq!((free(&pool), pool.num_parked()), (vec![4, 3, 2, 1, 5], 0));
+        pool.audit([]).unwrap();
+    }
+
+    #[test]
+    fn a_pool_without_a_usable_block_is_refused() {
+        for num_blocks in [0, 1, u32::MAX] {
+            assert!(matches!(BlockPool::new(num_blocks), Err(Error::InvalidInput { field: "num_blocks", .. })));
+        }
+    }
+
+    #[test]
+    fn uncached_blocks_are_reused_at_once_whatever_the_pool_size() {
+        let mut pool = pool(1000);
+        for _ in 0..100 {
+            let table = taken(&mut pool, 1);
+            assert_eq!(table.blocks()[0].get(), 1);
+            pool.release(table, Release::Now);
+        }
+    }
+
+    #[test]
+    fn hits_refresh_recency_so_the_least_recently_used_goes_first() {
+        let mut pool = pool(5);
+        let table = taken(&mut pool, 4);
+        for (name, &block) in table.blocks().iter().enumerate() {
+            publish(&mut pool, block, name as u8);
+            pool.release_blocks(&[block], Release::Now).unwrap();
+        }
+        let (a, _) = pool.index().lookup(&Key([0; 32])).unwrap();
+        let mut hit = BlockTable::new();
+        pool.share(&mut hit, a).unwrap();
+        pool.release(hit, Release::Now);
+        let victims: Vec<u32> = taken(&mut pool, 2).blocks().iter().map(|block| block.get()).collect();
+        assert_eq!(victims, [2, 3], "b, then c; a was used last");
+    }
+}

@@ -1,0 +1,55 @@
+//! Where one sequence's rows live: logical block number to physical block id.
+//!
+//! A table owns the blocks it names, one holder each. It can be moved but not copied, and gives its blocks back as one list, through
+//! [`BlockPool::release`](crate::block_pool::BlockPool::release). Only the pool adds blocks to it.
+
+use crate::ids::BlockId;
+
+/// The blocks of one sequence, in the order of its tokens.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct BlockTable {
+    pub(crate) blocks: Vec<BlockId>,
+}
+
+impl BlockTable {
+    /// A table that names nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        BlockTable { blocks: Vec::new() }
+    }
+
+    /// How many blocks it names.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether it names nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// The blocks, in the order of the tokens.
+    #[must_use]
+    pub fn blocks(&self) -> &[BlockId] {
+        &self.blocks
+    }
+
+    /// Row of KV memory of the token at `position`.
+    #[must_use]
+    pub fn slot(&self, position: usize, block_size: usize) -> i64 {
+        i64::from(self.blocks[position / block_size].get()) * block_size as i64 + (position % block_size) as i64
+    }
+
+    /// Makes room for `blocks` blocks in all, so that growing to there allocates nothing.
+    pub(crate) fn reserve(&mut self, blocks: usize) {
+        self.blocks.reserve_exact(blocks.saturating_sub(self.blocks.len()));
+    }
+
+    /// Cuts the table after `len` blocks; the rest becomes a table of its own.
+    #[must_use]
+    pub(crate) fn split_off(&mut self, len: usize) -> BlockTable {
+        BlockTable { blocks: self.blocks.split_off(len) }
+    }
+}

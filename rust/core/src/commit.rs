@@ -1,0 +1,226 @@
+//! Ends a step: its rows are confirmed and its tokens appended, or all of it is undone.
+//!
+//! Before: the model ran, or failed. After: requests that reached their end have left; blocks whose last row was confirmed are
+//! published. Results of a request that has ended or was put back since the plan are dropped: its epoch differs.
+
+use crate::error::{Error, Result};
+use crate::flight::Entry;
+use crate::ids::{StepId, TokenId};
+use crate::mutant::{self, Mutant};
+use crate::prefix_index::KeyState;
+use crate::scheduler::Scheduler;
+
+/// What a commit changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Committed {
+    /// (request id, end code) of the requests that it ended.
+    pub ended: Vec<[i64; 2]>,
+    /// Tokens that were appended.
+    pub accepted: usize,
+}
+
+impl Scheduler {
+    /// Brings the tokens of step `step`: sample `i` of its plan gets `tokens[starts[i]..starts[i + 1]]`, none or one.
+    /// A sample that gets none is planned again. `committed` is cleared and filled.
+    ///
+    /// # Errors
+    /// [`Error::WrongStep`]; [`Error::InvalidInput`] for counts, bounds and ids out of range. Nothing changes then.
+    pub fn commit(
+        &mut self,
+        step: StepId,
+        tokens: &[i64],
+        starts: &[i64],
+        now_us: u64,
+        committed: &mut Committed,
+    ) -> Result<()> {
+        self.check_step(step)?;
+        self.check_samples(tokens, starts)?;
+        committed.ended.clear();
+        committed.accepted = 0;
+        self.flight.land();
+        self.pool.end_leases();
+        let mut sample = 0;
+        for at in 0..self.flight.entries.len() {
+            let entry = self.flight.entries[at].clone();
+            let mut token = None;
+            if entry.samples {
+                token = tokens[starts[sample] as usize..starts[sample + 1] as usize].first().copied();
+                sample += 1;
+            }
+            if self.is_stale(&entry) {
+                continue;
+            }
+            self.confirm(at, &entry, token.is_some());
+            if let Some(token) = token {
+                committed.accepted += 1;
+                self.accept(entry.seat, token as TokenId, now_us, committed);
+            }
+        }
+        Ok(())
+    }
+
+    /// The model failed: step `step` counts for nothing. Its requests go on from what was confirmed before.
+    ///
+    /// # Errors
+    /// [`Error::WrongStep`].
+    pub fn fail(&mut self, step: StepId) -> Result<()> {
+        self.check_step(step)?;
+        self.flight.land();
+        self.counters.failed_steps += 1;
+        self.pool.end_leases();
+        for at in 0..self.flight.entries.len() {
+            let entry = self.flight.entries[at].clone();
+            if self.is_stale(&entry) {
+                continue;
+            }
+            if mutant::is_on(Mutant::NoRollbackOnFail) {
+                self.request_mut(entry.seat).computed += entry.chunk - usize::from(entry.samples);
+            }
+            self.withdraw(at, mutant::is_on(Mutant::KeepPendingOnFail));
+        }
+        Ok(())
+    }
+
+    /// The request at `seat`, which the step in flight runs, is about to leave: whoever shares what it was writing goes back.
+    pub(crate) fn withdraw_writer(&mut self, seat: usize) {
+        let found = (0..self.flight.entries.len()).find(|&at| self.flight.entries[at].seat == seat);
+        let at = found.expect("the step in flight runs it");
+        if !self.is_stale(&self.flight.entries[at].clone()) {
+            self.withdraw(at, mutant::is_on(Mutant::KeepPendingOnAbort));
+        }
+    }
+
+    /// Whether what the step in flight brings for this entry no longer counts.
+    fn is_stale(&self, entry: &Entry) -> bool {
+        let Some(request) = self.seats[entry.seat].as_ref() else { return true };
+        let other = request.planned_in != self.steps;
+        other || (request.epoch != entry.epoch && !mutant::is_on(Mutant::ApplyStaleResult))
+    }
+
+    /// Takes the pending keys of entry `at` away and puts everybody who shares one back to the blocks that were published when it
+    /// was admitted. Sharers come behind their writers, so one walk finds sharers of sharers too.
+    fn withdraw(&mut self, at: usize, publish_instead: bool) {
+        for pending in self.flight.entries[at].pending.clone() {
+            let block = self.flight.pending[pending];
+            if publish_instead {
+                self.pool.publish(block);
+            } else {
+                self.pool.withdraw(block);
+            }
+        }
+        self.put_back_sharers(at + 1);
+    }
+
+    fn put_back_sharers(&mut self, from: usize) {
+        if mutant::is_on(Mutant::SharerNotReset) {
+            return;
+        }
+        for at in from..self.flight.entries.len() {
+            let entry = self.flight.entries[at].clone();
+            if entry.shared.is_empty() || self.is_stale(&entry) {
+                continue;
+            }
+            let shared = &self.request(entry.seat).table.blocks()[entry.shared.clone()];
+            if shared.iter().any(|&block| self.pool.index().state(block) == KeyState::Unnamed) {
+                self.put_back(&entry);
+            }
+        }
+    }
+
+    /// Cuts a sharer's table back to the hits that were published, and drops what the step in flight brings for it.
+    fn put_back(&mut self, entry: &Entry) {
+        for pending in entry.pending.clone() {
+            self.pool.withdraw(self.flight.pending[pending]);
+        }
+        let block_size = self.config.block_size as usize;
+        let request = self.seats[entry.seat].as_mut().expect("a seat in use");
+        let kept = entry.shared.start;
+        let lost = request.computed - kept * block_size;
+        request.computed = kept * block_size;
+        request.published = kept;
+        request.epoch += 1;
+        if request.num_outputs() == 0 && request.preemptions == 0 {
+            // These tokens will be computed after all.
+            request.cached = Some(kept * block_size);
+            self.counters.prefix_hits -= lost as u64;
+        }
+        let rest = request.table.split_off(kept);
+        let in_flight = self.flight.runs(request.planned_in);
+        let when = self.when_free(in_flight, rest.blocks());
+        self.pool.release(rest, when);
+    }
+
+    /// The rows of entry `at` are computed. Without the token that was due, its last row is not: it is planned again.
+    fn confirm(&mut self, at: usize, entry: &Entry, has_token: bool) {
+        let block_size = self.config.block_size as usize;
+        let kept = if entry.samples && !has_token { entry.chunk - 1 } else { entry.chunk };
+        let request = self.seats[entry.seat].as_mut().expect("a seat in use");
+        request.computed += kept + usize::from(mutant::is_on(Mutant::CountOneTooMany));
+        let end = entry.start + kept;
+        let mut withdrawn = false;
+        for pending in entry.pending.clone() {
+            let block = self.flight.pending[pending];
+            let number = entry.start / block_size + (pending - entry.pending.start);
+            if (number + 1) * block_size <= end || mutant::is_on(Mutant::PublishPartial) {
+                self.pool.publish(block);
+                request.published = number + 1;
+            } else {
+                self.pool.withdraw(block);
+                withdrawn = true;
+            }
+        }
+        if withdrawn {
+            self.put_back_sharers(at + 1);
+        }
+    }
+
+    fn accept(&mut self, seat: usize, token: TokenId, now_us: u64, committed: &mut Committed) {
+        let max_model_len = self.config.max_model_len as usize;
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        if request.num_outputs() == 0 {
+            self.counters.first_token_us_sum += now_us.saturating_sub(request.submitted_us);
+        }
+        let Some(end) = request.push(token, max_model_len) else { return };
+        committed.ended.push([request.id.0 as i64, end as i64]);
+        self.stop_running(seat);
+        self.end(seat, end);
+    }
+
+    fn check_step(&self, given: StepId) -> Result<()> {
+        if self.flight.step == Some(given) {
+            return Ok(());
+        }
+        Err(Error::WrongStep { given, expected: self.flight.step })
+    }
+
+    fn check_samples(&self, tokens: &[i64], starts: &[i64]) -> Result<()> {
+        let invalid =
+            |field, value: i64, bound: String| Err(Error::InvalidInput { field, value: i128::from(value), bound });
+        let samples = self.draft.sample_rows.len();
+        if starts.len() != samples + 1 {
+            return invalid(
+                "starts",
+                starts.len() as i64,
+                format!("this step has {samples} samples, so {} starts", samples + 1),
+            );
+        }
+        if starts[0] != 0 {
+            return invalid("starts", starts[0], "must begin with 0".to_owned());
+        }
+        if let Some(pair) = starts.windows(2).find(|pair| !(0..=1).contains(&pair[1].wrapping_sub(pair[0]))) {
+            return invalid(
+                "starts",
+                pair[1],
+                format!("each sample gets 0 or 1 tokens: must be {0} or {0} + 1", pair[0]),
+            );
+        }
+        if starts[samples] != tokens.len() as i64 {
+            return invalid("token_ids", tokens.len() as i64, format!("starts end at {}", starts[samples]));
+        }
+        let vocab = i64::from(self.config.vocab_size);
+        if let Some(&id) = tokens.iter().find(|&&id| !(0..vocab).contains(&id)) {
+            return invalid("token_ids", id, format!("must be 0..={} for this vocabulary", vocab - 1));
+        }
+        Ok(())
+    }
+}

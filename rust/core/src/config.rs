@@ -1,0 +1,74 @@
+//! Sizes and limits of one scheduler: validated once, then trusted.
+
+use crate::block_hash::Algorithm;
+use crate::error::{Error, Result};
+
+/// What a scheduler is made with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// KV blocks in all; block 0 is the null block.
+    pub num_blocks: u32,
+    /// Tokens a block.
+    pub block_size: u32,
+    /// Token ids are below this.
+    pub vocab_size: u32,
+    /// Tokens of a request, prompt and outputs together.
+    pub max_model_len: u32,
+    /// Requests that run at once.
+    pub max_num_seqs: u32,
+    /// Tokens a step, prefill and decode together.
+    pub max_num_batched_tokens: u32,
+    /// Requests that wait at once.
+    pub max_waiting: u32,
+    /// Tokens that one request may prefill in a step; 0 is no limit but the budget.
+    pub long_prefill_threshold: u32,
+    /// A request preempted this often is taken only when there is no other victim.
+    pub max_preemptions: u32,
+    /// Whether full blocks are found again by their content.
+    pub enable_prefix_caching: bool,
+    /// What makes the keys.
+    pub hash_algorithm: Algorithm,
+    /// Separates deployments that must not share keys.
+    pub hash_seed: Vec<u8>,
+}
+
+impl Config {
+    /// Checks every bound.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] naming the first field that breaks one.
+    pub fn validate(&self) -> Result<()> {
+        let at_most = |field, value: u32, low: u32, high: u32| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::InvalidInput { field, value: i128::from(value), bound: format!("must be {low}..={high}") })
+        };
+        at_most("num_blocks", self.num_blocks, 2, i32::MAX as u32)?;
+        at_most("block_size", self.block_size, 1, 4096)?;
+        at_most("vocab_size", self.vocab_size, 1, i32::MAX as u32)?;
+        at_most("max_model_len", self.max_model_len, 2, 1 << 27)?;
+        at_most("max_num_seqs", self.max_num_seqs, 1, 1 << 16)?;
+        at_most("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 22)?;
+        at_most("max_waiting", self.max_waiting, 1, 1 << 24)?;
+        at_most("long_prefill_threshold", self.long_prefill_threshold, 0, 1 << 27)
+    }
+
+    /// Requests that run at once: no more than the tokens of a step, so that each running one gets a token in every step.
+    #[must_use]
+    pub fn rows(&self) -> u32 {
+        self.max_num_seqs.min(self.max_num_batched_tokens)
+    }
+
+    /// Columns of the block tables.
+    #[must_use]
+    pub fn max_blocks(&self) -> u32 {
+        self.max_model_len.div_ceil(self.block_size)
+    }
+
+    /// Blocks that hold `rows` rows. The one function that turns rows into blocks: submit, admission and growth call it.
+    #[must_use]
+    pub fn blocks_for(&self, rows: usize) -> usize {
+        rows.div_ceil(self.block_size as usize)
+    }
+}

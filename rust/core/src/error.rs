@@ -1,0 +1,111 @@
+//! The closed set of refusals. Each carries the numbers that its reader needs.
+//!
+//! Bad input and refusals change nothing. `Stalled` and `Audit` are faults of ours, never of the caller.
+
+use crate::ids::{BlockId, RequestId, StepId};
+
+/// Why a call was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// A value from outside breaks a bound.
+    InvalidInput {
+        /// Which argument.
+        field: &'static str,
+        /// What it was.
+        value: i128,
+        /// What it must be.
+        bound: String,
+    },
+    /// Even alone the request needs more blocks than the pool can ever give.
+    NeverFits {
+        /// Blocks for the prompt and the outputs that it must make.
+        needed: u64,
+        /// Blocks of the pool but the null block.
+        usable: u64,
+    },
+    /// As many requests wait as may wait.
+    QueueFull {
+        /// `max_waiting`.
+        limit: u64,
+    },
+    /// Fewer blocks are free than were asked for: wait or preempt.
+    OutOfBlocks {
+        /// Asked for.
+        needed: u32,
+        /// In the free queue.
+        free: u32,
+    },
+    /// A block was released, or shared, that nobody holds.
+    NotHeld {
+        /// The block.
+        block: BlockId,
+    },
+    /// A block id at or past the end of the pool.
+    NoSuchBlock {
+        /// The id.
+        block: u32,
+        /// Blocks in all.
+        num_blocks: u32,
+    },
+    /// The request is not known any more, or never was.
+    UnknownRequest {
+        /// Its id.
+        request: RequestId,
+    },
+    /// `plan` was called while a step is neither committed nor failed.
+    StepInFlight {
+        /// That step.
+        step: StepId,
+    },
+    /// `commit` or `fail` named a step that is not in flight.
+    WrongStep {
+        /// The step that was named.
+        given: StepId,
+        /// The step in flight, if any.
+        expected: Option<StepId>,
+    },
+    /// Runnable work cannot move although nothing is in flight.
+    Stalled {
+        /// The request of highest rank.
+        request: RequestId,
+        /// What it waits for.
+        reason: &'static str,
+    },
+    /// An invariant does not hold.
+    Audit {
+        /// Its name, A1 to A8.
+        check: &'static str,
+        /// What was found.
+        detail: String,
+    },
+}
+
+/// The result of a call that can be refused.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Error::InvalidInput { field, value, bound } => write!(f, "{field}={value}: {bound}"),
+            Error::NeverFits { needed, usable } => {
+                write!(f, "the request needs {needed} KV blocks, the pool has {usable} usable ones")
+            }
+            Error::QueueFull { limit } => write!(f, "{limit} requests are waiting, which is the limit (max_waiting)"),
+            Error::OutOfBlocks { needed, free } => write!(f, "{needed} blocks were asked for, {free} are free"),
+            Error::NotHeld { block } => write!(f, "block {} has no holder", block.get()),
+            Error::NoSuchBlock { block, num_blocks } => write!(f, "block {block}: must be below {num_blocks}"),
+            Error::UnknownRequest { request } => write!(f, "request {} is not known", request.0),
+            Error::StepInFlight { step } => write!(f, "step {} is still in flight", step.0),
+            Error::WrongStep { given, expected: Some(step) } => {
+                write!(f, "step {} was named, but step {} is in flight", given.0, step.0)
+            }
+            Error::WrongStep { given, expected: None } => {
+                write!(f, "step {} was named, but no step is in flight", given.0)
+            }
+            Error::Stalled { request, reason } => write!(f, "request {} cannot move: {reason}", request.0),
+            Error::Audit { check, detail } => write!(f, "{check}: {detail}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,85 @@
+//! The step in flight: what it computes for whom, and which blocks it still names.
+//!
+//! Before: a plan fills it. After: commit or fail empties it. While a step is in flight, a block that it names cannot be handed
+//! out (design 14), and its results count only for requests whose epoch is still the one of the plan.
+
+use std::ops::Range;
+
+use crate::ids::{BlockId, StepId};
+
+/// What the step in flight computes for one request.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    /// Seat of the request.
+    pub seat: usize,
+    pub epoch: u32,
+    /// First row that the step writes.
+    pub start: usize,
+    /// Rows that it writes.
+    pub chunk: usize,
+    /// Whether the step brings a token for it.
+    pub samples: bool,
+    /// Its blocks among [`Flight::pending`].
+    pub pending: Range<usize>,
+    /// Table entries that were pending when they were hit: the first, and the end of all hits. Empty if there are none.
+    pub shared: Range<usize>,
+}
+
+/// The step in flight, if there is one.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub step: Option<StepId>,
+    /// In the order of the plan: who shares a pending block comes behind its writer.
+    pub entries: Vec<Entry>,
+    /// Blocks whose last row the step writes.
+    pub pending: Vec<BlockId>,
+    /// Blocks that the step names and that left their table since.
+    orphans: Vec<BlockId>,
+    is_orphan: Box<[bool]>,
+}
+
+impl Flight {
+    pub fn new(num_blocks: u32, rows: usize) -> Self {
+        Flight {
+            step: None,
+            entries: Vec::with_capacity(rows),
+            pending: Vec::with_capacity(rows),
+            orphans: Vec::new(),
+            is_orphan: vec![false; num_blocks as usize].into(),
+        }
+    }
+
+    /// Whether the step in flight runs what was last planned in step `planned_in`.
+    pub fn runs(&self, planned_in: u64) -> bool {
+        self.step == Some(StepId(planned_in))
+    }
+
+    /// Whether `block` left its table while the step in flight named it.
+    pub fn is_orphan(&self, block: BlockId) -> bool {
+        self.is_orphan[block.index()]
+    }
+
+    /// `blocks` leave a table that the step in flight names.
+    pub fn orphan(&mut self, blocks: &[BlockId]) {
+        for &block in blocks {
+            if !std::mem::replace(&mut self.is_orphan[block.index()], true) {
+                self.orphans.push(block);
+            }
+        }
+    }
+
+    /// The step has ended: it names nothing any more. What it computed is still here.
+    pub fn land(&mut self) {
+        self.step = None;
+        for block in self.orphans.drain(..) {
+            self.is_orphan[block.index()] = false;
+        }
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.land();
+        self.entries.clear();
+        self.pending.clear();
+    }
+}

@@ -1,0 +1,36 @@
+//! Block pool, prefix cache and scheduler for paged KV memory (PagedAttention, Kwon et al. 2023).
+//!
+//! The walk of a step: [`Scheduler::submit`](scheduler::Scheduler::submit) queues a request → [`plan`](scheduler::Scheduler::plan)
+//! chooses what runs, finds prefixes in the [`prefix_index`] by the keys of [`block_hash`], takes blocks from the [`block_pool`] in the
+//! order of the [`free_queue`] into a [`block_table`], and leaves flat arrays in the memory that [`mod@plan`] describes → the caller
+//! runs the model → [`commit`](scheduler::Scheduler::commit) confirms the rows, publishes full blocks and ends what is done.
+//!
+//! Knows nothing of Python, reads no clock and no randomness. One thread owns the state: calls take `&mut self`.
+
+#![forbid(unsafe_code)]
+
+pub mod block_hash;
+pub mod block_pool;
+pub mod block_table;
+pub mod config;
+pub mod error;
+pub mod free_queue;
+pub mod ids;
+pub mod mutant;
+pub mod plan;
+pub mod prefix_index;
+pub mod request;
+pub mod scheduler;
+pub mod stats;
+
+mod admission;
+mod audit;
+mod commit;
+mod flight;
+mod planning;
+mod preemption;
+
+pub use commit::Committed;
+pub use config::Config;
+pub use error::{Error, Result};
+pub use scheduler::Scheduler;

@@ -1,0 +1,154 @@
+//! Planted faults. Each check of an invariant has one that must fail it.
+//!
+//! Without feature `mutants` every question is answered `false` at compile time. With it, a thread chooses one fault by name.
+
+macro_rules! mutants {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+        /// A planted fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Mutant { $($(#[$doc])* $variant,)* }
+
+        impl Mutant {
+            /// Every planted fault.
+            pub const ALL: &'static [Mutant] = &[$(Mutant::$variant,)*];
+
+            /// The name by which tests choose it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Mutant::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+mutants! {
+    /// The last block of a finished request keeps its holder.
+    LeakBlockOnFinish = "leak_block_on_finish",
+    /// A released list is released twice.
+    DoubleFree = "double_free",
+    /// A hit takes the block out of the queue but counts no holder.
+    SkipRefOnHit = "skip_ref_on_hit",
+    /// The queue hands out the second block.
+    FreeQueueSkipsOne = "free_queue_skips_one",
+    /// A hit counts a holder but leaves the block in the queue.
+    HitKeepsInQueue = "hit_keeps_in_queue",
+    /// A block that is handed out keeps its entry in the prefix index.
+    KeepKeyOnReuse = "keep_key_on_reuse",
+    /// Blocks are published when their last row is planned.
+    PublishAtPlan = "publish_at_plan",
+    /// The partial tail of a finished request is published as if it were full.
+    PublishPartial = "publish_partial",
+    /// A hit may cover the whole prompt.
+    HitWholePrompt = "hit_whole_prompt",
+    /// The first chunk after a hit is measured from the start of the prompt.
+    BudgetBeforeHit = "budget_before_hit",
+    /// A waiting request keeps the hit of its first look.
+    StaleHit = "stale_hit",
+    /// A failed step counts as computed.
+    NoRollbackOnFail = "no_rollback_on_fail",
+    /// A failed step publishes its pending keys.
+    KeepPendingOnFail = "keep_pending_on_fail",
+    /// An abort in flight publishes the pending keys.
+    KeepPendingOnAbort = "keep_pending_on_abort",
+    /// Who shares a pending block keeps it when it is withdrawn.
+    SharerNotReset = "sharer_not_reset",
+    /// Blocks released in flight enter the queue at once.
+    FreeInFlight = "free_in_flight",
+    /// Results of an earlier epoch are applied.
+    ApplyStaleResult = "apply_stale_result",
+    /// A victim may rank above the taker.
+    PreemptEqual = "preempt_equal",
+    /// A sequence that finds no victim preempts itself.
+    PreemptSelf = "preempt_self",
+    /// A step that preempted admits all the same.
+    AdmitAfterPreempt = "admit_after_preempt",
+    /// Submit does not refuse what can never fit.
+    NoNeverFits = "no_never_fits",
+    /// The null block counts as usable at submit.
+    NullUsable = "null_usable",
+    /// A request that is alone and does not fit is left to wait.
+    NeverEndsAlone = "never_ends_alone",
+    /// Released blocks with published content join the head of the queue.
+    HeadOrder = "head_order",
+    /// A released table goes first block first.
+    ForwardOrder = "forward_order",
+    /// Preemption forgets the outputs so far.
+    TailLostOnPreempt = "tail_lost_on_preempt",
+    /// Stop tokens count before `min_tokens`.
+    MinTokensIgnored = "min_tokens_ignored",
+    /// An abort leaves the request in the waiting line.
+    AbortWaitingLeaks = "abort_waiting_leaks",
+    /// A hit takes the block after its last full one too, and writes into it.
+    WriteShared = "write_shared",
+    /// The first entry of a grown table is missing from the dirty list.
+    DirtyMissing = "dirty_missing",
+    /// Slots run on from the first block of a chunk.
+    ShortSlot = "short_slot",
+    /// Prefix statistics count every look of a waiting request.
+    RecountQueriesOnRetry = "recount_queries_on_retry",
+    /// A preempted request goes behind all that wait.
+    PreemptedToTail = "preempted_to_tail",
+    /// Promised blocks are given to later requests.
+    IgnorePromises = "ignore_promises",
+    /// A growth that fails half way keeps what it took.
+    PartialTake = "partial_take",
+    /// A plan without work in it is returned although requests wait.
+    StallSilently = "stall_silently",
+    /// Confirmed rows run one ahead of the tokens.
+    CountOneTooMany = "count_one_too_many",
+    /// The key of a block does not depend on the blocks before it.
+    KeyWithoutParent = "key_without_parent",
+    /// A request that waits for a prefix in flight is admitted cold.
+    NoPrefixWait = "no_prefix_wait",
+}
+
+#[cfg(feature = "mutants")]
+thread_local! {
+    static CHOSEN: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether this thread runs with fault `which`.
+#[cfg(feature = "mutants")]
+#[must_use]
+pub fn is_on(which: Mutant) -> bool {
+    CHOSEN.with(|chosen| chosen.get() == Some(which))
+}
+
+/// Whether this thread runs with fault `which`: never, in this build.
+#[cfg(not(feature = "mutants"))]
+#[must_use]
+#[inline(always)]
+pub const fn is_on(_which: Mutant) -> bool {
+    false
+}
+
+/// Chooses the fault of this thread by name, or none. False if there is no such fault in this build.
+#[cfg(feature = "mutants")]
+#[must_use]
+pub fn choose(name: Option<&str>) -> bool {
+    let found = name.map(|name| Mutant::ALL.iter().copied().find(|mutant| mutant.name() == name));
+    match found {
+        Some(None) => false,
+        Some(Some(mutant)) => {
+            CHOSEN.with(|chosen| chosen.set(Some(mutant)));
+            true
+        }
+        None => {
+            CHOSEN.with(|chosen| chosen.set(None));
+            true
+        }
+    }
+}
+
+/// Chooses the fault of this thread by name, or none. This build has no faults.
+#[cfg(not(feature = "mutants"))]
+#[must_use]
+pub fn choose(name: Option<&str>) -> bool {
+    name.is_none()
+}
+
+/// The faults of this build.
+#[must_use]
+pub const fn available() -> &'static [Mutant] {
+    if cfg!(feature = "mutants") { Mutant::ALL } else { &[] }
+}

@@ -1,0 +1,231 @@
+//! What one step runs, as flat arrays: their places in the memory that the model reads.
+//!
+//! Before: [`Scheduler::plan`](crate::scheduler::Scheduler::plan) fills them. After: the border shows them without a copy.
+//! One staging buffer of 64-bit words holds every array of a plan at a fixed place, so that one copy brings a plan to a device and
+//! captured graphs find it where it was; the persistent block tables lie beside it. The caller owns both memories, twice: plan
+//! k writes the set that plan k - 1 does not use.
+
+use std::ops::Range;
+
+use crate::config::Config;
+
+/// Places of the arrays in the staging buffer. 64-bit arrays are counted in words, 32-bit arrays in half words.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// [G, T] int64.
+    pub slot_mapping: Range<usize>,
+    /// [K] int64.
+    pub sample_requests: Range<usize>,
+    /// [P, 2] int64.
+    pub preempted: Range<usize>,
+    /// [A, 3] int64.
+    pub admitted: Range<usize>,
+    /// [E, 2] int64.
+    pub ended: Range<usize>,
+    /// [S] int32.
+    pub seq_slots: Range<usize>,
+    /// [S + 1] int32.
+    pub query_starts: Range<usize>,
+    /// [S] int32.
+    pub seq_lens: Range<usize>,
+    /// [K] int32.
+    pub sample_rows: Range<usize>,
+    /// [T] int32.
+    pub token_ids: Range<usize>,
+    /// [T] int32.
+    pub positions: Range<usize>,
+    /// [T] int32.
+    pub token_sources: Range<usize>,
+    /// [D, 4] int32.
+    pub dirty: Range<usize>,
+    /// [sum of counts] int32.
+    pub dirty_ids: Range<usize>,
+    /// Words of the staging buffer.
+    pub words: usize,
+    /// Entries of the block tables: [G, rows, max_blocks] int32.
+    pub table_entries: usize,
+}
+
+impl Layout {
+    /// The places for the largest plan that `config` allows.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        let rows = config.rows() as usize;
+        let tokens = config.max_num_batched_tokens as usize;
+        let max_blocks = config.max_blocks() as usize;
+        let mut at = 0;
+        let mut place = |len: usize| {
+            at += len;
+            at - len..at
+        };
+        let slot_mapping = place(tokens);
+        let sample_requests = place(rows);
+        let preempted = place(2 * rows);
+        let admitted = place(3 * rows);
+        let ended = place(2 * (2 * rows + config.max_waiting as usize));
+        let start = 2 * ended.end;
+        let mut at = start;
+        let mut place = |len: usize| {
+            at += len;
+            at - len..at
+        };
+        Layout {
+            slot_mapping,
+            sample_requests,
+            preempted,
+            admitted,
+            ended,
+            seq_slots: place(rows),
+            query_starts: place(rows + 1),
+            seq_lens: place(rows),
+            sample_rows: place(rows),
+            token_ids: place(tokens),
+            positions: place(tokens),
+            token_sources: place(tokens),
+            dirty: place(4 * rows),
+            dirty_ids: place(rows * max_blocks),
+            words: at.div_ceil(2),
+            table_entries: rows * max_blocks,
+        }
+    }
+}
+
+/// One of the two memories that plans are written to. Owned by the caller.
+pub struct PlanMemory<'a> {
+    /// [`Layout::words`] words.
+    pub staging: &'a mut [i64],
+    /// [`Layout::table_entries`] entries.
+    pub tables: &'a mut [i32],
+}
+
+/// How much of each array a plan fills.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Number of the plan.
+    pub step: u64,
+    /// S.
+    pub seqs: usize,
+    /// T.
+    pub tokens: usize,
+    /// K.
+    pub samples: usize,
+    /// D.
+    pub dirty: usize,
+    /// Sum of the counts of `dirty`.
+    pub dirty_ids: usize,
+    /// E.
+    pub ended: usize,
+    /// P.
+    pub preempted: usize,
+    /// A.
+    pub admitted: usize,
+}
+
+/// A plan while it is made. The vectors are kept from step to step, so that a steady step allocates nothing.
+#[derive(Debug, Default)]
+pub struct Draft {
+    pub(crate) seq_slots: Vec<i32>,
+    pub(crate) query_starts: Vec<i32>,
+    pub(crate) seq_lens: Vec<i32>,
+    pub(crate) token_ids: Vec<i32>,
+    pub(crate) positions: Vec<i32>,
+    pub(crate) slots: Vec<i64>,
+    pub(crate) sample_rows: Vec<i32>,
+    pub(crate) sample_requests: Vec<i64>,
+    pub(crate) dirty: Vec<[i32; 4]>,
+    pub(crate) dirty_ids: Vec<i32>,
+    pub(crate) preempted: Vec<[i64; 2]>,
+    pub(crate) admitted: Vec<[i64; 3]>,
+    pub(crate) ended: Vec<[i64; 2]>,
+}
+
+impl Draft {
+    /// A draft with room for the largest plan but the lists that are rarely long.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        let rows = config.rows() as usize;
+        let tokens = config.max_num_batched_tokens as usize;
+        Draft {
+            seq_slots: Vec::with_capacity(rows),
+            query_starts: Vec::with_capacity(rows + 1),
+            seq_lens: Vec::with_capacity(rows),
+            token_ids: Vec::with_capacity(tokens),
+            positions: Vec::with_capacity(tokens),
+            slots: Vec::with_capacity(tokens),
+            sample_rows: Vec::with_capacity(rows),
+            sample_requests: Vec::with_capacity(rows),
+            dirty: Vec::with_capacity(rows),
+            dirty_ids: Vec::with_capacity(rows),
+            preempted: Vec::with_capacity(rows),
+            admitted: Vec::with_capacity(rows),
+            ended: Vec::with_capacity(rows),
+        }
+    }
+
+    /// Empties every list.
+    pub(crate) fn clear(&mut self) {
+        self.seq_slots.clear();
+        self.query_starts.clear();
+        self.query_starts.push(0);
+        self.seq_lens.clear();
+        self.token_ids.clear();
+        self.positions.clear();
+        self.slots.clear();
+        self.sample_rows.clear();
+        self.sample_requests.clear();
+        self.dirty.clear();
+        self.dirty_ids.clear();
+        self.preempted.clear();
+        self.admitted.clear();
+        self.ended.clear();
+    }
+
+    /// Copies the lists to their places; returns how much of each place is filled.
+    pub(crate) fn write(&self, step: u64, layout: &Layout, staging: &mut [i64]) -> Sizes {
+        fn put<T: Copy>(to: &mut [T], place: &Range<usize>, from: &[T]) {
+            to[place.start..place.start + from.len()].copy_from_slice(from);
+        }
+        put(staging, &layout.slot_mapping, &self.slots);
+        put(staging, &layout.sample_requests, &self.sample_requests);
+        put(staging, &layout.preempted, self.preempted.as_flattened());
+        put(staging, &layout.admitted, self.admitted.as_flattened());
+        put(staging, &layout.ended, self.ended.as_flattened());
+        let halves: &mut [i32] = bytemuck::cast_slice_mut(staging);
+        put(halves, &layout.seq_slots, &self.seq_slots);
+        put(halves, &layout.query_starts, &self.query_starts);
+        put(halves, &layout.seq_lens, &self.seq_lens);
+        put(halves, &layout.sample_rows, &self.sample_rows);
+        put(halves, &layout.token_ids, &self.token_ids);
+        put(halves, &layout.positions, &self.positions);
+        let sources = layout.token_sources.start;
+        halves[sources..sources + self.token_ids.len()].fill(-1);
+        put(halves, &layout.dirty, self.dirty.as_flattened());
+        put(halves, &layout.dirty_ids, &self.dirty_ids);
+        Sizes {
+            step,
+            seqs: self.seq_slots.len(),
+            tokens: self.token_ids.len(),
+            samples: self.sample_rows.len(),
+            dirty: self.dirty.len(),
+            dirty_ids: self.dirty_ids.len(),
+            ended: self.ended.len(),
+            preempted: self.preempted.len(),
+            admitted: self.admitted.len(),
+        }
+    }
+
+    /// Writes the changes of this plan to a block table memory whose rows have `max_blocks` entries.
+    pub(crate) fn apply_to_tables(&self, max_blocks: usize, tables: &mut [i32]) {
+        apply(&self.dirty, &self.dirty_ids, max_blocks, tables);
+    }
+}
+
+/// Writes table changes, as in a plan's `dirty` and `dirty_ids`, to a block table memory.
+pub(crate) fn apply(dirty: &[[i32; 4]], ids: &[i32], max_blocks: usize, tables: &mut [i32]) {
+    let mut from = 0;
+    for &[_group, row, first, count] in dirty {
+        let (to, count) = (row as usize * max_blocks + first as usize, count as usize);
+        tables[to..to + count].copy_from_slice(&ids[from..from + count]);
+        from += count;
+    }
+}

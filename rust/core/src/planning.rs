@@ -1,0 +1,183 @@
+//! Makes a plan: running requests first, highest rank first, then waiting ones.
+//!
+//! A running request that decodes gets its one token; a prefill gets what the budget leaves after one token for each decode behind it.
+//! There are never more rows than tokens in the budget, so every decode moves in every step, and so does the first prefill.
+
+use crate::error::{Error, Result};
+use crate::flight::Entry;
+use crate::ids::StepId;
+use crate::mutant::{self, Mutant};
+use crate::plan::{PlanMemory, Sizes, apply};
+use crate::preemption::Growth;
+use crate::request::{End, Place};
+use crate::scheduler::Scheduler;
+
+impl Scheduler {
+    /// Chooses the next step and writes it to `memory`, which must be the one that the last plan did not use.
+    ///
+    /// # Errors
+    /// [`Error::StepInFlight`]; [`Error::Stalled`] if runnable work cannot move although nothing is in flight.
+    pub fn plan(&mut self, now_us: u64, memory: PlanMemory<'_>) -> Result<Sizes> {
+        if let Some(step) = self.flight.step {
+            return Err(Error::StepInFlight { step });
+        }
+        let max_blocks = self.config.max_blocks() as usize;
+        // This memory has not seen what the last plan changed.
+        apply(&self.draft.dirty, &self.draft.dirty_ids, max_blocks, memory.tables);
+        self.draft.clear();
+        self.flight.clear();
+        self.frontier.clear();
+        let mut budget = self.config.max_num_batched_tokens as usize;
+        let ended_before = self.ended.len();
+        self.plan_running(&mut budget);
+        if self.draft.preempted.is_empty() || mutant::is_on(Mutant::AdmitAfterPreempt) {
+            self.plan_waiting(&mut budget, now_us);
+        }
+        let freed = !self.draft.preempted.is_empty() || self.ended.len() > ended_before;
+        self.check_progress(freed)?;
+        self.steps += 1;
+        self.take_off();
+        let room = self.layout.ended.len() / 2;
+        let told = self.ended.len().min(room);
+        self.draft.ended.extend(self.ended.drain(..told));
+        self.ended_with_row = 0;
+        self.draft.apply_to_tables(max_blocks, memory.tables);
+        Ok(self.draft.write(self.steps, &self.layout, memory.staging))
+    }
+
+    /// Adds `chunk` rows of the request at `seat` to the plan. Its table has blocks for them.
+    /// `shared`: table entries that were pending when they were hit.
+    pub(crate) fn schedule(&mut self, seat: usize, chunk: usize, shared: std::ops::Range<usize>) {
+        let block_size = self.config.block_size as usize;
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        let Place::Running(row) = request.place else { unreachable!("only running requests are scheduled") };
+        let (start, end) = (request.computed, request.computed + chunk);
+        let draft = &mut self.draft;
+        draft.seq_slots.push(row.index() as i32);
+        draft.seq_lens.push(end as i32);
+        for position in start..end {
+            draft.token_ids.push(request.tokens[position] as i32);
+            draft.positions.push(position as i32);
+            draft.slots.push(request.table.slot(position, block_size));
+        }
+        if mutant::is_on(Mutant::ShortSlot) {
+            let first = draft.slots.len() - chunk;
+            for i in first + 1..draft.slots.len() {
+                draft.slots[i] = draft.slots[i - 1] + 1;
+            }
+        }
+        let tokens = draft.token_ids.len();
+        draft.query_starts.push(tokens as i32);
+        let samples = end == request.tokens.len();
+        if samples {
+            draft.sample_rows.push(tokens as i32 - 1);
+            draft.sample_requests.push(request.id.0 as i64);
+        }
+        request.planned_in = self.steps + 1;
+        self.counters.wasted_rows_sum += (request.table.len() * block_size - end) as u64;
+        let entry = Entry { seat, epoch: request.epoch, start, chunk, samples, pending: 0..0, shared };
+        self.flight.entries.push(entry);
+        if self.config.enable_prefix_caching {
+            self.name_completed(seat, start, end);
+        }
+    }
+
+    /// Makes the keys of the blocks that rows `start..end` complete, and notes the block that comes next.
+    fn name_completed(&mut self, seat: usize, start: usize, end: usize) {
+        let block_size = self.config.block_size as usize;
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        let mut full = end / block_size;
+        if request.keys.len() < full {
+            self.hasher.extend(&mut request.keys, &request.tokens[..full * block_size]);
+        }
+        if mutant::is_on(Mutant::PublishPartial) {
+            full = end.div_ceil(block_size).min(request.keys.len());
+        }
+        let first = self.flight.pending.len();
+        for at in start / block_size..full {
+            let block = request.table.blocks()[at];
+            self.pool.make_pending(block, request.keys[at]);
+            self.flight.pending.push(block);
+            if mutant::is_on(Mutant::PublishAtPlan) {
+                self.pool.publish(block);
+            }
+        }
+        let entry = self.flight.entries.last_mut().expect("the entry of this request");
+        entry.pending = first..self.flight.pending.len();
+        if let Some(&next) = request.keys.get(end / block_size) {
+            self.frontier.insert_unique(next.short(), next, |key| key.short());
+        }
+    }
+
+    fn plan_running(&mut self, budget: &mut usize) {
+        let threshold = self.config.long_prefill_threshold as usize;
+        let mut decodes_behind = self.running.iter().filter(|&&seat| self.request(seat).is_decoding()).count();
+        let mut at = 0;
+        while at < self.running.len() {
+            let seat = self.running[at];
+            let request = self.request(seat);
+            let decoding = request.is_decoding();
+            let mut chunk = request.remaining().min(*budget);
+            if decoding {
+                decodes_behind -= 1;
+            } else {
+                chunk = chunk.min(budget.saturating_sub(decodes_behind));
+                if threshold > 0 {
+                    chunk = chunk.min(threshold);
+                }
+            }
+            if chunk == 0 {
+                at += 1;
+                continue;
+            }
+            let rows = request.computed + chunk;
+            match self.grow(at, rows) {
+                Growth::Fits { decodes_preempted } => {
+                    decodes_behind -= decodes_preempted;
+                    self.schedule(seat, chunk, 0..0);
+                    *budget -= chunk;
+                    at = self.rank_in_running(self.request(seat).id) + 1;
+                }
+                Growth::NoVictim if at == 0 && !mutant::is_on(Mutant::NeverEndsAlone) => {
+                    self.stop_running(seat);
+                    self.end(seat, End::Capacity);
+                }
+                Growth::NoVictim if mutant::is_on(Mutant::PreemptSelf) => self.preempt(seat),
+                Growth::NoVictim => {
+                    let request = self.request(seat);
+                    let spare = request.table.len() * self.config.block_size as usize - request.computed;
+                    self.counters.wasted_rows_sum += spare as u64;
+                    at += 1;
+                }
+            }
+        }
+    }
+
+    /// A8: with live requests a plan runs something, frees something or ends something.
+    fn check_progress(&mut self, freed: bool) -> Result<()> {
+        let first = self.running.first().or(self.waiting.front());
+        self.idle_with_work = self.flight.entries.is_empty() && !freed && first.is_some();
+        let Some(&seat) = first.filter(|_| self.idle_with_work && !mutant::is_on(Mutant::StallSilently)) else {
+            return Ok(());
+        };
+        let request = self.request(seat);
+        let reason = match request.place {
+            Place::Running(_) => "it runs and was given no token",
+            Place::Waiting => "it waits and was not admitted",
+        };
+        Err(Error::Stalled { request: request.id, reason })
+    }
+
+    /// The plan is made: it is in flight if there is anything to run.
+    fn take_off(&mut self) {
+        if self.flight.entries.is_empty() {
+            return;
+        }
+        self.flight.step = Some(StepId(self.steps));
+        let held = u64::from(self.pool.num_held());
+        self.counters.steps += 1;
+        self.counters.scheduled_tokens += self.draft.token_ids.len() as u64;
+        self.counters.taken_rows_sum += held * u64::from(self.config.block_size);
+        self.counters.peak_blocks = self.counters.peak_blocks.max(held);
+    }
+}

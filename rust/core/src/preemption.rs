@@ -1,0 +1,110 @@
+//! Blocks for a running request that grows: from its promise, from what is free, from promises below it, from victims below it.
+//!
+//! A victim ranks strictly below the taker, so equals never swap places and the request of highest rank always advances
+//! (design 10). A sequence that finds no victim is skipped and keeps its blocks. Victims are computed anew when their turn comes.
+
+use crate::ids::Key;
+use crate::mutant::{self, Mutant};
+use crate::request::Place;
+use crate::scheduler::Scheduler;
+
+/// Whether a running request has blocks for the rows it was to compute.
+pub(crate) enum Growth {
+    /// It has. So many of those that lost theirs for it were decoding.
+    Fits { decodes_preempted: usize },
+    /// Nobody ranks below it, and the blocks do not suffice.
+    NoVictim,
+}
+
+impl Scheduler {
+    /// Makes the running request at position `at` own blocks for `rows` rows.
+    pub(crate) fn grow(&mut self, at: usize, rows: usize) -> Growth {
+        let seat = self.running[at];
+        let needed = self.config.blocks_for(rows).saturating_sub(self.request(seat).table.len()) as u32;
+        let mut decodes_preempted = 0;
+        if needed == 0 {
+            return Growth::Fits { decodes_preempted };
+        }
+        loop {
+            let own = self.request(seat).promised.min(needed);
+            let unpromised = self.pool.num_free().saturating_sub(self.promised);
+            let beyond = needed - own;
+            if beyond <= unpromised {
+                let first = self.request(seat).table.len();
+                self.take_blocks(seat, needed, own);
+                self.note_change(seat, first);
+                return Growth::Fits { decodes_preempted };
+            }
+            if self.reclaim_promises(seat, beyond - unpromised) {
+                continue;
+            }
+            let Some(victim) = self.victim_below(seat) else { return Growth::NoVictim };
+            decodes_preempted += usize::from(self.request(victim).is_decoding());
+            self.preempt(victim);
+        }
+    }
+
+    /// Takes a running request's row and blocks; it waits again, at its rank. Its tokens stay.
+    pub(crate) fn preempt(&mut self, seat: usize) {
+        self.stop_running(seat);
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        self.counters.preemptions += 1;
+        self.counters.recomputed_tokens += request.computed as u64;
+        request.preemptions += 1;
+        request.forget_rows();
+        let id = request.id;
+        let at =
+            if mutant::is_on(Mutant::PreemptedToTail) { self.waiting.len() } else { self.rank_in(&self.waiting, id) };
+        self.waiting.insert(at, seat);
+        self.draft.preempted.push([id.0 as i64, 0]);
+    }
+
+    /// Moves `count` blocks, `own` of them promised before, into the table.
+    pub(crate) fn take_blocks(&mut self, seat: usize, count: u32, own: u32) {
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        self.pool.take(&mut request.table, count).expect("promised or unpromised blocks are free");
+        request.promised -= own;
+        self.promised -= own;
+    }
+
+    /// Notes for the plan that the table of a running request changed from entry `first` on.
+    pub(crate) fn note_change(&mut self, seat: usize, first: usize) {
+        let request = self.seats[seat].as_ref().expect("a seat in use");
+        let Place::Running(row) = request.place else { unreachable!("only running requests have a row") };
+        let first = first + usize::from(mutant::is_on(Mutant::DirtyMissing));
+        let changed = request.table.blocks().get(first..).unwrap_or(&[]);
+        self.draft.dirty.push([0, row.index() as i32, first as i32, changed.len() as i32]);
+        self.draft.dirty_ids.extend(changed.iter().map(|block| block.get() as i32));
+    }
+
+    /// Takes up to `wanted` promised blocks from requests below `seat`, lowest first; their owners then grow like decodes.
+    fn reclaim_promises(&mut self, seat: usize, wanted: u32) -> bool {
+        let above = self.rank_in_running(self.request(seat).id) + 1;
+        let mut left = wanted;
+        for at in (above..self.running.len()).rev() {
+            let owner = self.running[at];
+            let promised = &mut self.seats[owner].as_mut().expect("a seat in use").promised;
+            let taken = left.min(*promised);
+            *promised -= taken;
+            self.promised -= taken;
+            left -= taken;
+        }
+        left < wanted
+    }
+
+    /// The request below `seat` that is cheapest to compute anew; one that was preempted very often only if there is no other.
+    fn victim_below(&self, seat: usize) -> Option<usize> {
+        let rank = self.rank_in_running(self.request(seat).id);
+        if mutant::is_on(Mutant::PreemptEqual) && rank > 0 {
+            return Some(self.running[0]);
+        }
+        let tired = |seat: usize| self.request(seat).preemptions >= self.config.max_preemptions;
+        // The lowest of equals: its loss delays nobody above it.
+        self.running[rank + 1..].iter().rev().copied().min_by_key(|&seat| (tired(seat), self.request(seat).computed))
+    }
+}
+
+/// Whether `keys` names `key`.
+pub(crate) fn contains(keys: &hashbrown::HashTable<Key>, key: &Key) -> bool {
+    keys.find(key.short(), |other| other == key).is_some()
+}

@@ -1,0 +1,247 @@
+//! Which block holds the content that a key names: pending while its last row is being written, published once confirmed.
+//!
+//! Before: [`BlockPool`](crate::block_pool::BlockPool) publishes, withdraws and forgets. Several blocks may carry one key
+//! (two sequences computed the same content at once); a lookup returns the first published that still lives (design 5).
+//! Blocks of one key form a ring through two arrays of ids, oldest first. An entry names a block whose own stored key equals
+//! that entry: see [`PrefixIndex::audit`].
+
+use hashbrown::HashTable;
+
+use crate::error::{Error, Result};
+use crate::ids::{BlockId, Key};
+
+/// Whether a block's content has a name, and who may rely on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyState {
+    /// No name: the content is partial, private or gone.
+    Unnamed,
+    /// The step in flight writes its last row. Steps may share it; nothing may copy, announce or evict it.
+    Pending,
+    /// All rows are confirmed. It will not change until the block is handed out again.
+    Published,
+}
+
+#[derive(Clone, Copy)]
+struct Ring {
+    prev: u32,
+    next: u32,
+}
+
+/// The keys of all blocks, and the way back from a key to its blocks.
+pub struct PrefixIndex {
+    keys: Box<[Key]>,
+    states: Box<[KeyState]>,
+    rings: Box<[Ring]>,
+    pending: HashTable<u32>,
+    published: HashTable<u32>,
+    num_published: u32,
+}
+
+impl PrefixIndex {
+    /// An empty index over `num_blocks` blocks. Allocates for all of them, so that nothing grows later.
+    #[must_use]
+    pub fn new(num_blocks: u32) -> Self {
+        let n = num_blocks as usize;
+        PrefixIndex {
+            keys: vec![Key::ROOT; n].into(),
+            states: vec![KeyState::Unnamed; n].into(),
+            rings: vec![Ring { prev: 0, next: 0 }; n].into(),
+            pending: HashTable::new(),
+            published: HashTable::with_capacity(n),
+            num_published: 0,
+        }
+    }
+
+    /// State of the name of `block`'s content.
+    #[must_use]
+    pub fn state(&self, block: BlockId) -> KeyState {
+        self.states[block.index()]
+    }
+
+    /// How many blocks carry published content.
+    #[must_use]
+    pub fn num_published(&self) -> u32 {
+        self.num_published
+    }
+
+    /// The block that may serve `key`: the first published, else the first pending.
+    #[must_use]
+    pub fn lookup(&self, key: &Key) -> Option<(BlockId, KeyState)> {
+        let found = |table: &HashTable<u32>| table.find(key.short(), |&b| self.keys[b as usize] == *key).copied();
+        if let Some(block) = found(&self.published) {
+            return Some((BlockId(block), KeyState::Published));
+        }
+        found(&self.pending).map(|block| (BlockId(block), KeyState::Pending))
+    }
+
+    /// Names the content that the step in flight completes in `block`. A block that has a name keeps it.
+    pub fn make_pending(&mut self, block: BlockId, key: Key) {
+        if self.state(block) != KeyState::Unnamed {
+            return;
+        }
+        self.keys[block.index()] = key;
+        self.join(block, KeyState::Pending);
+    }
+
+    /// The pending content of `block` is confirmed. Without a pending name nothing happens.
+    pub fn publish(&mut self, block: BlockId) {
+        if self.state(block) != KeyState::Pending {
+            return;
+        }
+        self.leave(block);
+        self.join(block, KeyState::Published);
+        self.num_published += 1;
+    }
+
+    /// Takes the name of `block`'s content away, if it has one; true if it was published.
+    pub fn forget(&mut self, block: BlockId) -> bool {
+        let state = self.state(block);
+        if state == KeyState::Unnamed {
+            return false;
+        }
+        self.leave(block);
+        if state == KeyState::Pending {
+            return false;
+        }
+        self.num_published -= 1;
+        true
+    }
+
+    /// Bytes that each block costs here.
+    #[must_use]
+    pub fn bytes_per_block(&self) -> f64 {
+        let table = self.published.allocation_size() as f64 / self.keys.len() as f64;
+        (size_of::<Key>() + size_of::<KeyState>() + size_of::<Ring>()) as f64 + table
+    }
+
+    /// A4: every entry names a block whose own key equals it, and every named block is reached from its entry, once.
+    ///
+    /// # Errors
+    /// [`Error::Audit`] with what was found.
+    pub fn audit(&self) -> Result<()> {
+        let wrong = |detail: String| Err(Error::Audit { check: "A4", detail });
+        let mut reached = vec![false; self.keys.len()];
+        for (table, state) in [(&self.pending, KeyState::Pending), (&self.published, KeyState::Published)] {
+            for &first in table {
+                let key = self.keys[first as usize];
+                let mut block = first;
+                loop {
+                    let at = block as usize;
+                    if self.keys[at] != key || self.states[at] != state {
+                        return wrong(format!("block {block} does not carry the {state:?} key of its entry"));
+                    }
+                    if std::mem::replace(&mut reached[at], true) {
+                        return wrong(format!("block {block} is named twice"));
+                    }
+                    block = self.rings[at].next;
+                    if block == first {
+                        break;
+                    }
+                }
+            }
+        }
+        let named = |at: usize| self.states[at] != KeyState::Unnamed;
+        if let Some(at) = (0..reached.len()).find(|&at| named(at) != reached[at]) {
+            return wrong(format!("block {at} has a key in state {:?} that no entry names", self.states[at]));
+        }
+        let counted = self.states.iter().filter(|&&state| state == KeyState::Published).count();
+        if counted != self.num_published as usize {
+            return wrong(format!("{counted} blocks are published, {} are counted", self.num_published));
+        }
+        Ok(())
+    }
+
+    fn table(&mut self, state: KeyState) -> &mut HashTable<u32> {
+        match state {
+            KeyState::Pending => &mut self.pending,
+            _ => &mut self.published,
+        }
+    }
+
+    /// Puts `block`, whose key is set, at the end of its key's ring in the table of `state`.
+    fn join(&mut self, block: BlockId, state: KeyState) {
+        let key = self.keys[block.index()];
+        let id = block.get();
+        self.states[block.index()] = state;
+        let (keys, table) = match state {
+            KeyState::Pending => (&self.keys, &mut self.pending),
+            _ => (&self.keys, &mut self.published),
+        };
+        let Some(&first) = table.find(key.short(), |&b| keys[b as usize] == key) else {
+            table.insert_unique(key.short(), id, |&b| keys[b as usize].short());
+            self.rings[block.index()] = Ring { prev: id, next: id };
+            return;
+        };
+        let last = self.rings[first as usize].prev;
+        self.rings[block.index()] = Ring { prev: last, next: first };
+        self.rings[last as usize].next = id;
+        self.rings[first as usize].prev = id;
+    }
+
+    /// Takes `block` out of its ring; the entry passes to the next block of the ring or goes.
+    fn leave(&mut self, block: BlockId) {
+        let id = block.get();
+        let key = self.keys[block.index()];
+        let Ring { prev, next } = self.rings[block.index()];
+        let state = std::mem::replace(&mut self.states[block.index()], KeyState::Unnamed);
+        let table = self.table(state);
+        if let Ok(mut entry) = table.find_entry(key.short(), |&b| b == id) {
+            if next == id {
+                entry.remove();
+            } else {
+                *entry.get_mut() = next;
+            }
+        }
+        self.rings[prev as usize].next = next;
+        self.rings[next as usize].prev = prev;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u8) -> Key {
+        Key([n; 32])
+    }
+
+    fn published(index: &mut PrefixIndex, block: u32, name: u8) {
+        index.make_pending(BlockId(block), key(name));
+        index.publish(BlockId(block));
+    }
+
+    #[test]
+    fn a_lookup_returns_the_first_published_that_still_lives() {
+        let mut index = PrefixIndex::new(8);
+        published(&mut index, 3, 1);
+        published(&mut index, 5, 1);
+        published(&mut index, 2, 1);
+        assert_eq!(index.lookup(&key(1)), Some((BlockId(3), KeyState::Published)));
+        assert!(index.forget(BlockId(3)));
+        assert_eq!(index.lookup(&key(1)), Some((BlockId(5), KeyState::Published)));
+        index.audit().unwrap();
+        assert!(index.forget(BlockId(2)));
+        assert!(index.forget(BlockId(5)));
+        assert_eq!(index.lookup(&key(1)), None);
+        assert_eq!(index.num_published(), 0);
+        index.audit().unwrap();
+    }
+
+    #[test]
+    fn published_content_comes_before_pending_content() {
+        let mut index = PrefixIndex::new(8);
+        index.make_pending(BlockId(1), key(1));
+        assert_eq!(index.lookup(&key(1)), Some((BlockId(1), KeyState::Pending)));
+        published(&mut index, 2, 1);
+        assert_eq!(index.lookup(&key(1)), Some((BlockId(2), KeyState::Published)));
+        assert!(!index.forget(BlockId(1)), "a withdrawn key was never published");
+        index.audit().unwrap();
+    }
+
+    #[test]
+    fn forgetting_a_block_without_a_name_changes_nothing() {
+        let mut index = PrefixIndex::new(4);
+        assert!(!index.forget(BlockId(2)));
+        index.audit().unwrap();
+    }
+}

@@ -1,0 +1,146 @@
+//! One request: its tokens, how far they are computed, where their rows live, and when it ends.
+//!
+//! Before: submit. After: the scheduler moves it between waiting and running until it ends. Always
+//! `published * block_size <= computed <= tokens`: rows count as computed when their step is committed, never when it is planned.
+
+use crate::block_hash::Prompt;
+use crate::block_table::BlockTable;
+use crate::ids::{Key, RequestId, Row, TokenId};
+use crate::mutant::{self, Mutant};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i64)]
+pub enum End {
+    /// A stop token, or the caller saw a stop string.
+    Stop = 1,
+    /// `max_tokens` or `max_model_len` reached.
+    Length = 2,
+    /// The caller aborted it.
+    Aborted = 3,
+    /// Alone in the pool and still not fitting.
+    Capacity = 4,
+}
+
+impl End {
+    /// Whether the request ended as finished; otherwise it was aborted.
+    #[must_use]
+    pub fn is_finished(self) -> bool {
+        matches!(self, End::Stop | End::Length)
+    }
+}
+
+/// Where a live request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the waiting line; holds nothing.
+    Waiting,
+    /// Has a row of the block tables.
+    Running(Row),
+}
+
+/// What a request may ask for, beside its prompt.
+#[derive(Clone, Debug, Default)]
+pub struct Limits {
+    /// Outputs at most.
+    pub max_tokens: u32,
+    /// Outputs before a stop token counts.
+    pub min_tokens: u32,
+    /// Tokens that end the text.
+    pub stop_tokens: Vec<TokenId>,
+}
+
+/// A live request.
+#[derive(Debug)]
+pub struct Request {
+    pub(crate) id: RequestId,
+    /// Prompt, then confirmed outputs.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) prompt_len: usize,
+    pub(crate) limits: Limits,
+    pub(crate) submitted_us: u64,
+    pub(crate) place: Place,
+    /// Rows that committed steps have written, or that a hit brought.
+    pub(crate) computed: usize,
+    pub(crate) table: BlockTable,
+    /// Keys of the first full blocks of `tokens`. Those of the prompt are there from submit on.
+    pub(crate) keys: Vec<Key>,
+    /// Blocks at the head of the table whose content this request found or published.
+    pub(crate) published: usize,
+    /// Blocks promised at admission and not yet taken.
+    pub(crate) promised: u32,
+    /// Raised when what is in flight for this request stops counting.
+    pub(crate) epoch: u32,
+    /// The last step that ran it, counted from 1.
+    pub(crate) planned_in: u64,
+    pub(crate) preemptions: u32,
+    /// Prompt tokens found in the prefix cache at the first admission.
+    pub(crate) cached: Option<usize>,
+    /// Hit of the first look; used by a mutant only.
+    pub(crate) first_hit: Option<usize>,
+}
+
+impl Request {
+    pub(crate) fn new(id: RequestId, prompt: Prompt, limits: Limits, now_us: u64) -> Self {
+        let Prompt { tokens, keys } = prompt;
+        Request {
+            id,
+            prompt_len: tokens.len(),
+            tokens,
+            limits,
+            submitted_us: now_us,
+            place: Place::Waiting,
+            computed: 0,
+            table: BlockTable::new(),
+            keys,
+            published: 0,
+            promised: 0,
+            epoch: 0,
+            planned_in: 0,
+            preemptions: 0,
+            cached: None,
+            first_hit: None,
+        }
+    }
+
+    /// Tokens whose rows are not computed.
+    pub(crate) fn remaining(&self) -> usize {
+        self.tokens.len().saturating_sub(self.computed)
+    }
+
+    /// Whether nothing but the newest token is left to compute.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.remaining() == 1
+    }
+
+    pub(crate) fn num_outputs(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Appends an output; the end that it brings, if any. A stop token comes before a limit that is reached at once.
+    pub(crate) fn push(&mut self, token: TokenId, max_model_len: usize) -> Option<End> {
+        self.tokens.push(token);
+        let outputs = self.num_outputs();
+        let may_stop = outputs >= self.limits.min_tokens as usize || mutant::is_on(Mutant::MinTokensIgnored);
+        if may_stop && self.limits.stop_tokens.contains(&token) {
+            return Some(End::Stop);
+        }
+        if outputs >= self.limits.max_tokens as usize || self.tokens.len() >= max_model_len {
+            return Some(End::Length);
+        }
+        None
+    }
+
+    /// Forgets rows and place; the tokens stay. The table must have been given back.
+    pub(crate) fn forget_rows(&mut self) {
+        debug_assert!(self.table.is_empty());
+        self.place = Place::Waiting;
+        self.computed = 0;
+        self.published = 0;
+        self.promised = 0;
+        self.epoch += 1;
+        if mutant::is_on(Mutant::TailLostOnPreempt) {
+            self.tokens.truncate(self.prompt_len);
+        }
+    }
+}

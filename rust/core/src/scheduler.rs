@@ -1,0 +1,353 @@
+//! Decides what each step runs: first come, first served, one token budget over prefill and decode.
+//!
+//! Before: the border calls. After: [`BlockPool`] gives and takes blocks. This file owns the state and its outer doors (submit, abort,
+//! finish); a step is made in `planning.rs` with `admission.rs` and `preemption.rs`, and ends in `commit.rs`.
+//! Every live request is in exactly one place, waiting or running, and one that ended holds nothing: see `audit.rs`.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashTable;
+
+use crate::block_hash::{BlockHasher, Prompt};
+use crate::block_pool::{BlockPool, Release};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::flight::Flight;
+use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
+use crate::mutant::{self, Mutant};
+use crate::plan::{Draft, Layout};
+use crate::request::{End, Limits, Place, Request};
+use crate::stats::Counters;
+
+/// Ended requests whose cached tokens are still known.
+const REMEMBERED: usize = 1024;
+
+/// The scheduler of one pool.
+pub struct Scheduler {
+    pub(crate) config: Config,
+    pub(crate) layout: Layout,
+    pub(crate) pool: BlockPool,
+    pub(crate) hasher: BlockHasher,
+    /// Live requests by seat. A seat is reused after its request has ended.
+    pub(crate) seats: Vec<Option<Request>>,
+    empty_seats: Vec<usize>,
+    /// Seats by request id.
+    by_id: HashTable<usize>,
+    next_id: u64,
+    /// Seats of running requests, highest rank first.
+    pub(crate) running: Vec<usize>,
+    /// Seats of waiting requests, highest rank first.
+    pub(crate) waiting: VecDeque<usize>,
+    /// Rows of the block tables that nobody has, the next one last.
+    pub(crate) free_rows: Vec<Row>,
+    /// Sum of `promised` over running requests; never more than are free.
+    pub(crate) promised: u32,
+    pub(crate) steps: u64,
+    pub(crate) draft: Draft,
+    pub(crate) flight: Flight,
+    /// Keys of the blocks that the requests of the plan under way will complete next.
+    pub(crate) frontier: HashTable<Key>,
+    /// Hits of the admission under way. Kept for its memory.
+    pub(crate) hits: Vec<BlockId>,
+    /// Ended since the last plan; those that had a row come first.
+    pub(crate) ended: VecDeque<[i64; 2]>,
+    pub(crate) ended_with_row: usize,
+    /// Cached tokens of requests that ended, the newest last.
+    remembered: VecDeque<(RequestId, usize)>,
+    pub(crate) counters: Counters,
+    /// The last plan had nothing to run although requests were live.
+    pub(crate) idle_with_work: bool,
+}
+
+impl Scheduler {
+    /// A scheduler with an empty pool.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if `config` breaks a bound.
+    pub fn new(config: Config) -> Result<Self> {
+        config.validate()?;
+        let rows = config.rows();
+        Ok(Scheduler {
+            layout: Layout::new(&config),
+            pool: BlockPool::new(config.num_blocks)?,
+            hasher: BlockHasher::new(config.hash_algorithm, config.block_size, &config.hash_seed),
+            seats: Vec::new(),
+            empty_seats: Vec::new(),
+            by_id: HashTable::new(),
+            next_id: 1,
+            running: Vec::with_capacity(rows as usize),
+            waiting: VecDeque::new(),
+            free_rows: (0..rows).rev().map(Row).collect(),
+            promised: 0,
+            steps: 0,
+            draft: Draft::new(&config),
+            flight: Flight::new(config.num_blocks, rows as usize),
+            frontier: HashTable::new(),
+            hits: Vec::new(),
+            ended: VecDeque::new(),
+            ended_with_row: 0,
+            remembered: VecDeque::with_capacity(REMEMBERED),
+            counters: Counters::default(),
+            idle_with_work: false,
+            config,
+        })
+    }
+
+    /// Queues one request; its id is its rank too, so earlier ones rank higher.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`], [`Error::NeverFits`] or [`Error::QueueFull`]; nothing is queued then.
+    pub fn submit(&mut self, prompt: Prompt, limits: Limits, now_us: u64) -> Result<RequestId> {
+        if let Err(error) = self.check(&prompt.tokens, &limits) {
+            self.counters.refused += 1;
+            return Err(error);
+        }
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let seat = self.sit(Request::new(id, prompt, limits, now_us));
+        self.waiting.push_back(seat);
+        self.counters.submitted += 1;
+        Ok(id)
+    }
+
+    /// A prompt with what this scheduler needs to know of it.
+    #[must_use]
+    pub fn prompt(&self, tokens: Vec<TokenId>) -> Prompt {
+        if self.config.enable_prefix_caching { self.hasher.prompt(tokens) } else { Prompt::without_keys(tokens) }
+    }
+
+    /// What makes its keys. A copy may hash prompts elsewhere.
+    #[must_use]
+    pub fn hasher(&self) -> &BlockHasher {
+        &self.hasher
+    }
+
+    /// Ends a request in whatever state it is; false if it has ended already or never was.
+    pub fn abort(&mut self, id: RequestId) -> bool {
+        self.leave(id, End::Aborted)
+    }
+
+    /// Ends a request as finished, because its text reached a stop that only the caller can see; false as above.
+    pub fn finish(&mut self, id: RequestId) -> bool {
+        self.leave(id, End::Stop)
+    }
+
+    /// Forgets all published content that no live sequence holds; returns how many blocks forgot theirs.
+    pub fn reset_prefix_cache(&mut self) -> u32 {
+        self.pool.forget_unheld()
+    }
+
+    /// Prompt tokens that a request found in the prefix cache when it was first admitted; 0 before.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`] if it neither lives nor is among the last 1,024 that ended.
+    pub fn num_cached_tokens(&self, id: RequestId) -> Result<usize> {
+        if let Some(seat) = self.seat_of(id) {
+            return Ok(self.request(seat).cached.unwrap_or(0));
+        }
+        let found = self.remembered.iter().rev().find(|(ended, _)| *ended == id);
+        found.map(|(_, cached)| *cached).ok_or(Error::UnknownRequest { request: id })
+    }
+
+    /// Requests with a row.
+    #[must_use]
+    pub fn num_running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Requests without a row.
+    #[must_use]
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Places of a plan's arrays in the caller's memory.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Plans made so far; the next one writes memory `steps % 2`.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// The pool, to look at.
+    #[must_use]
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    pub(crate) fn request(&self, seat: usize) -> &Request {
+        self.seats[seat].as_ref().expect("a seat in use")
+    }
+
+    pub(crate) fn request_mut(&mut self, seat: usize) -> &mut Request {
+        self.seats[seat].as_mut().expect("a seat in use")
+    }
+
+    /// Position in `line`, which is in order of rank, of the first request that ranks below `id`.
+    pub(crate) fn rank_in(&self, line: &VecDeque<usize>, id: RequestId) -> usize {
+        line.partition_point(|&seat| self.request(seat).id < id)
+    }
+
+    /// The same for the running requests.
+    pub(crate) fn rank_in_running(&self, id: RequestId) -> usize {
+        self.running.partition_point(|&seat| self.request(seat).id < id)
+    }
+
+    /// Takes a running request's row and blocks away. It is in neither line afterwards.
+    pub(crate) fn stop_running(&mut self, seat: usize) {
+        let at = self.rank_in_running(self.request(seat).id);
+        self.running.remove(at);
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        let Place::Running(row) = request.place else { unreachable!("only running requests are stopped") };
+        self.promised -= std::mem::take(&mut request.promised);
+        self.free_rows.push(row);
+        let table = std::mem::take(&mut request.table);
+        let in_flight = self.flight.runs(request.planned_in);
+        let when = self.when_free(in_flight, table.blocks());
+        self.pool.release(table, when);
+    }
+
+    /// When blocks of a table are free once nobody holds them: those that the step in flight names, when it has ended.
+    pub(crate) fn when_free(&mut self, in_flight: bool, blocks: &[BlockId]) -> Release {
+        if in_flight {
+            self.flight.orphan(blocks);
+        }
+        let leased = in_flight || blocks.iter().any(|&block| self.flight.is_orphan(block));
+        if leased && !mutant::is_on(Mutant::FreeInFlight) { Release::Parked } else { Release::Now }
+    }
+
+    /// Records the end of a request that is in neither line any more, and frees its seat.
+    pub(crate) fn end(&mut self, seat: usize, end: End) {
+        let request = self.seats[seat].take().expect("a seat in use");
+        self.by_id_remove(request.id, seat);
+        self.empty_seats.push(seat);
+        if self.remembered.len() == REMEMBERED {
+            self.remembered.pop_front();
+        }
+        self.remembered.push_back((request.id, request.cached.unwrap_or(0)));
+        if end.is_finished() {
+            self.counters.finished += 1;
+        } else {
+            self.counters.aborted += 1;
+        }
+        let record = [request.id.0 as i64, end as i64];
+        // Rows are reused from the next plan on, so who had one must be told first.
+        match request.place {
+            Place::Running(_) => {
+                self.ended.insert(self.ended_with_row, record);
+                self.ended_with_row += 1;
+            }
+            Place::Waiting => self.ended.push_back(record),
+        }
+    }
+
+    fn leave(&mut self, id: RequestId, end: End) -> bool {
+        let Some(seat) = self.seat_of(id) else { return false };
+        match self.request(seat).place {
+            Place::Waiting => {
+                if !mutant::is_on(Mutant::AbortWaitingLeaks) {
+                    let at = self.rank_in(&self.waiting, id);
+                    self.waiting.remove(at);
+                }
+            }
+            Place::Running(_) => {
+                if self.flight.runs(self.request(seat).planned_in) {
+                    self.withdraw_writer(seat);
+                }
+                self.stop_running(seat);
+            }
+        }
+        if mutant::is_on(Mutant::AbortWaitingLeaks) && self.request(seat).place == Place::Waiting {
+            return true;
+        }
+        self.end(seat, end);
+        true
+    }
+
+    fn check(&self, prompt: &[TokenId], limits: &Limits) -> Result<()> {
+        let invalid =
+            |field, value: usize, bound: String| Err(Error::InvalidInput { field, value: value as i128, bound });
+        let vocab = self.config.vocab_size;
+        let longest = self.config.max_model_len as usize - 1;
+        if prompt.is_empty() || prompt.len() > longest {
+            return invalid(
+                "prompt_len",
+                prompt.len(),
+                format!("must be 1..={longest} tokens for max_model_len {}", longest + 1),
+            );
+        }
+        for (field, ids) in [("token_ids", prompt), ("stop_token_ids", &limits.stop_tokens)] {
+            if let Some(&id) = ids.iter().find(|&&id| id >= vocab) {
+                return invalid(field, id as usize, format!("must be 0..={} for this vocabulary", vocab - 1));
+            }
+        }
+        if limits.max_tokens == 0 {
+            return invalid("max_tokens", 0, "must be at least 1".to_owned());
+        }
+        if limits.min_tokens > limits.max_tokens {
+            let bound = format!("must be at most max_tokens, {}", limits.max_tokens);
+            return invalid("min_tokens", limits.min_tokens as usize, bound);
+        }
+        self.check_fits(prompt.len(), limits)?;
+        if self.waiting.len() >= self.config.max_waiting as usize {
+            return Err(Error::QueueFull { limit: u64::from(self.config.max_waiting) });
+        }
+        Ok(())
+    }
+
+    /// Refuses what cannot fit even alone: the rows of the prompt and of the outputs that must be made. The newest output has no row.
+    fn check_fits(&self, prompt_len: usize, limits: &Limits) -> Result<()> {
+        let must_make = limits.min_tokens.max(1) as usize;
+        let rows = (prompt_len + must_make - 1).min(self.config.max_model_len as usize - 1);
+        let needed = self.config.blocks_for(rows) as u64;
+        let usable = u64::from(self.pool.usable()) + u64::from(mutant::is_on(Mutant::NullUsable));
+        if needed > usable && !mutant::is_on(Mutant::NoNeverFits) {
+            return Err(Error::NeverFits { needed, usable });
+        }
+        Ok(())
+    }
+
+    fn sit(&mut self, request: Request) -> usize {
+        let id = request.id;
+        let seat = self.empty_seats.pop().unwrap_or_else(|| {
+            self.seats.push(None);
+            self.seats.len() - 1
+        });
+        self.seats[seat] = Some(request);
+        let seats = &self.seats;
+        self.by_id.insert_unique(spread(id), seat, |&seat| spread(seats[seat].as_ref().expect("a seat in use").id));
+        seat
+    }
+
+    fn seat_of(&self, id: RequestId) -> Option<usize> {
+        let is_it = |&seat: &usize| self.seats[seat].as_ref().is_some_and(|request| request.id == id);
+        self.by_id.find(spread(id), is_it).copied()
+    }
+
+    fn by_id_remove(&mut self, id: RequestId, seat: usize) {
+        if let Ok(entry) = self.by_id.find_entry(spread(id), |&other| other == seat) {
+            entry.remove();
+        }
+    }
+}
+
+/// Spreads consecutive ids over a hash table (multiplication by 2^64 / golden ratio).
+fn spread(id: RequestId) -> u64 {
+    id.0.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}

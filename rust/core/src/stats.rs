@@ -1,0 +1,63 @@
+//! Counters since the start, and gauges. Plain numbers, written where the thing happens, read as one snapshot.
+
+/// Counters since the start. Tokens are counted in tokens, memory in blocks or rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Plans with something to run.
+    pub steps: u64,
+    /// Requests accepted by submit.
+    pub submitted: u64,
+    /// Requests refused by submit.
+    pub refused: u64,
+    /// Requests ended as finished.
+    pub finished: u64,
+    /// Requests ended as aborted.
+    pub aborted: u64,
+    /// Requests that lost their row and blocks and wait again.
+    pub preemptions: u64,
+    /// Steps that the caller failed.
+    pub failed_steps: u64,
+    /// Prompt tokens of admitted requests, each request once.
+    pub prefix_queries: u64,
+    /// Those of them that were found in the prefix cache.
+    pub prefix_hits: u64,
+    /// Tokens that had been computed and were given up by a preemption.
+    pub recomputed_tokens: u64,
+    /// Tokens planned.
+    pub scheduled_tokens: u64,
+    /// Rows of held blocks, summed over steps.
+    pub taken_rows_sum: u64,
+    /// Rows of held blocks that hold no token after the step, summed over steps.
+    pub wasted_rows_sum: u64,
+    /// Time from submit to first admission, summed over admitted requests, in microseconds.
+    pub queue_us_sum: u64,
+    /// Time from submit to the commit of the first output, summed over requests, in microseconds.
+    pub first_token_us_sum: u64,
+    /// Blocks held at most.
+    pub peak_blocks: u64,
+}
+
+impl Counters {
+    /// Every counter with its name.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, u64); 16] {
+        [
+            ("steps", self.steps),
+            ("submitted", self.submitted),
+            ("refused", self.refused),
+            ("finished", self.finished),
+            ("aborted", self.aborted),
+            ("preemptions", self.preemptions),
+            ("failed_steps", self.failed_steps),
+            ("prefix_queries", self.prefix_queries),
+            ("prefix_hits", self.prefix_hits),
+            ("recomputed_tokens", self.recomputed_tokens),
+            ("scheduled_tokens", self.scheduled_tokens),
+            ("taken_rows_sum", self.taken_rows_sum),
+            ("wasted_rows_sum", self.wasted_rows_sum),
+            ("queue_us_sum", self.queue_us_sum),
+            ("first_token_us_sum", self.first_token_us_sum),
+            ("peak_blocks", self.peak_blocks),
+        ]
+    }
+}

@@ -1,0 +1,118 @@
+//! Memory that Python and the core both see, through the buffer protocol. The only `unsafe` of this crate, each use with its reason.
+//!
+//! [`Arena`] is memory that plans are written to and numpy views look at. [`with_ints`] reads a caller's integers without a copy.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_int};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+/// Zeroed memory of a fixed place and size, in 64-bit words.
+pub struct Arena {
+    words: *mut i64,
+    len: usize,
+}
+
+// SAFETY: the pointer is to memory that only this object frees; who may access it and when is said at `slice_mut`.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    pub fn new(words: usize) -> Arc<Arena> {
+        let words: Box<[i64]> = vec![0; words].into();
+        let len = words.len();
+        Arc::new(Arena { words: Box::into_raw(words).cast(), len })
+    }
+
+    /// The memory, to write a plan to.
+    ///
+    /// # Safety
+    /// The caller holds the scheduler's lock until it drops the slice. Python reads the memory only between a plan and the commit of
+    /// its step, as the stub says, and the scheduler writes to the other arena in that time.
+    #[expect(clippy::mut_from_ref, reason = "the lock, not the borrow, makes the access exclusive")]
+    pub unsafe fn slice_mut(&self) -> &mut [i64] {
+        // SAFETY: the words live as long as self, and the caller makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.words, self.len) }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw` with this length in `new`, and freed only here.
+        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.words, self.len)) });
+    }
+}
+
+/// An arena as Python sees it: a writable buffer of bytes, since torch takes no read-only ones. Nobody but the core should write.
+#[pyclass(frozen, module = "blocktable._core")]
+pub struct Memory(pub Arc<Arena>);
+
+#[pymethods]
+impl Memory {
+    // SAFETY: fills `view` as the buffer protocol asks: a strong reference to the exporter keeps the arena alive while the view lives.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("view is null"));
+        }
+        let arena = Arc::clone(&slf.get().0);
+        let bytes = (arena.len * size_of::<i64>()) as ffi::Py_ssize_t;
+        // SAFETY: `view` is not null and points to memory of the caller; the arena's memory has `bytes` bytes.
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), arena.words.cast(), bytes, 0, flags) };
+        if filled < 0 { Err(PyErr::fetch(slf.py())) } else { Ok(()) }
+    }
+}
+
+/// Integers of a caller's buffer.
+pub enum Ints<'a> {
+    Narrow(&'a [i32]),
+    Wide(&'a [i64]),
+}
+
+/// Why a buffer was not read.
+pub enum NotInts {
+    /// The object offers no C-contiguous buffer.
+    NoBuffer,
+    /// The buffer is not one line of int32 or int64.
+    Shape,
+}
+
+/// Shows `read` the integers of `object`, a C-contiguous one-dimensional buffer of int32 or int64. Allocates nothing.
+pub fn with_ints<R>(object: &Bound<'_, PyAny>, read: impl FnOnce(Ints<'_>) -> R) -> Result<R, NotInts> {
+    let mut view = MaybeUninit::<ffi::Py_buffer>::uninit();
+    let flags = ffi::PyBUF_C_CONTIGUOUS | ffi::PyBUF_FORMAT;
+    // SAFETY: `object` is alive and `view` is ours to fill.
+    if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), view.as_mut_ptr(), flags) } != 0 {
+        drop(PyErr::take(object.py()));
+        return Err(NotInts::NoBuffer);
+    }
+    // SAFETY: filled by the successful call above.
+    let mut view = unsafe { view.assume_init() };
+    // SAFETY: the exporter keeps `format` alive until the release below; null means bytes.
+    let format = if view.format.is_null() { c"B" } else { unsafe { CStr::from_ptr(view.format) } };
+    let letter =
+        format.to_bytes().strip_prefix(b"@").or(format.to_bytes().strip_prefix(b"=")).unwrap_or(format.to_bytes());
+    let signed = matches!(letter, b"i" | b"l" | b"q")
+        || (cfg!(target_endian = "little") && matches!(letter, b"<i" | b"<l" | b"<q"));
+    let len = if view.itemsize > 0 { (view.len / view.itemsize) as usize } else { 0 };
+    let aligned = view.buf.align_offset(view.itemsize.max(1) as usize) == 0;
+    let result = match view.itemsize {
+        _ if !signed || view.ndim != 1 || !aligned => Err(NotInts::Shape),
+        _ if len == 0 => Ok(read(Ints::Wide(&[]))),
+        // SAFETY: the exporter keeps `len` aligned items of this size alive until the release below, and the interpreter is held, so
+        // nobody writes to them meanwhile.
+        4 => Ok(read(Ints::Narrow(unsafe { std::slice::from_raw_parts(view.buf.cast(), len) }))),
+        // SAFETY: as above.
+        8 => Ok(read(Ints::Wide(unsafe { std::slice::from_raw_parts(view.buf.cast(), len) }))),
+        _ => Err(NotInts::Shape),
+    };
+    // SAFETY: filled above and released once.
+    unsafe { ffi::PyBuffer_Release(&raw mut view) };
+    result
+}

@@ -1,0 +1,36 @@
+//! The one door between Python and the core. No other file takes the core's lock or lets go of the interpreter.
+//!
+//! *Held*: microseconds of work with the interpreter kept, since letting go of it could cost a switch interval of 5 ms. Nobody holds
+//! the lock without the interpreter, so it is never waited for; and no Python code runs inside, so the interpreter is never lost
+//! there. *Released*: work of 10 us and more that needs no lock.
+
+use std::sync::Mutex;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::error;
+
+/// The core behind its lock.
+pub struct Door<T>(Mutex<T>);
+
+impl<T> Door<T> {
+    pub fn new(core: T) -> Self {
+        Door(Mutex::new(core))
+    }
+
+    /// Runs `work` on the core with the interpreter kept, and maps its refusal.
+    pub fn held<R>(&self, py: Python<'_>, work: impl FnOnce(&mut T) -> blocktable_core::Result<R>) -> PyResult<R> {
+        let Ok(mut core) = self.0.lock() else {
+            return Err(PyRuntimeError::new_err("an earlier call broke this scheduler; make a new one"));
+        };
+        let result = work(&mut core);
+        drop(core);
+        result.map_err(|refusal| error::to_python(py, refusal))
+    }
+}
+
+/// Runs `work`, which needs neither the interpreter nor a lock, with the interpreter released.
+pub fn released<R: Send>(py: Python<'_>, work: impl FnOnce() -> R + Send) -> R {
+    py.detach(work)
+}

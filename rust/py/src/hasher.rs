@@ -1,0 +1,37 @@
+//! Chained keys of full blocks, for whoever wants to compute them outside a scheduler.
+
+use blocktable_core::block_hash::{self, Algorithm};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::door::released;
+use crate::error::invalid;
+use crate::tokens::{count, token_ids};
+
+/// Chained keys of full blocks (design 4).
+#[pyclass(frozen, module = "blocktable._core")]
+pub struct BlockHasher(block_hash::BlockHasher);
+
+#[pymethods]
+impl BlockHasher {
+    #[new]
+    #[pyo3(signature = (*, block_size, algorithm="blake3", seed=None))]
+    fn new(block_size: &Bound<'_, PyAny>, algorithm: &str, seed: Option<&[u8]>) -> PyResult<Self> {
+        let py = block_size.py();
+        let size = count("block_size", block_size)?;
+        if !(1..=4096).contains(&size) {
+            return Err(invalid(py, "block_size", size, "must be 1..=4096"));
+        }
+        let Some(algorithm) = Algorithm::from_name(algorithm) else {
+            return Err(invalid(py, "algorithm", algorithm, "must be blake3 or sha256"));
+        };
+        Ok(BlockHasher(block_hash::BlockHasher::new(algorithm, size, seed.unwrap_or_default())))
+    }
+
+    #[pyo3(name = "keys")]
+    fn py_keys<'py>(&self, py: Python<'py>, token_ids: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let tokens = self::token_ids("token_ids", token_ids)?;
+        let prompt = released(py, || self.0.prompt(tokens));
+        Ok(prompt.keys().iter().map(|key| PyBytes::new(py, &key.0)).collect())
+    }
+}

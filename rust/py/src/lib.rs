@@ -1,0 +1,58 @@
+//! Module `blocktable._core`: the Python face of `blocktable-core`. Converts in, goes through one door, converts out; decides nothing.
+
+#![deny(unsafe_code)]
+
+use pyo3::prelude::*;
+
+mod allocations;
+mod bench;
+mod buffer;
+mod door;
+mod error;
+mod hasher;
+mod plan;
+mod scheduler;
+mod tokens;
+
+/// The compiled core of blocktable.
+#[pymodule]
+mod _core {
+    use super::*;
+    use blocktable_core::mutant;
+    use blocktable_core::request::End;
+    use pyo3::types::PyTuple;
+
+    #[pymodule_export]
+    use super::allocations::allocations;
+    #[pymodule_export]
+    use super::bench::{bench_hash, bench_match, bench_pool};
+    #[pymodule_export]
+    use super::hasher::BlockHasher;
+    #[pymodule_export]
+    use super::plan::{Commit, Plan};
+    #[pymodule_export]
+    use super::scheduler::Scheduler;
+
+    /// Choose the planted fault of this thread, or none.
+    #[pyfunction]
+    #[pyo3(signature = (name))]
+    fn set_mutant(py: Python<'_>, name: Option<&str>) -> PyResult<()> {
+        if mutant::choose(name) {
+            return Ok(());
+        }
+        let names: Vec<&str> = mutant::available().iter().map(|mutant| mutant.name()).collect();
+        let bound = if names.is_empty() { "this build has no planted faults".to_owned() } else { names.join(", ") };
+        Err(error::invalid(py, "name", name, &bound))
+    }
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let names = mutant::available().iter().map(|mutant| mutant.name());
+        module.add("MUTANTS", PyTuple::new(module.py(), names.collect::<Vec<_>>())?)?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("END_FINISHED_STOP", End::Stop as i64)?;
+        module.add("END_FINISHED_LENGTH", End::Length as i64)?;
+        module.add("END_ABORTED", End::Aborted as i64)?;
+        module.add("END_ABORTED_CAPACITY", End::Capacity as i64)
+    }
+}

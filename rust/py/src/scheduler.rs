@@ -1,0 +1,243 @@
+//! The class that Python drives. Each method converts in, goes through the door, converts out.
+
+use std::sync::Arc;
+
+use blocktable_core as core;
+use blocktable_core::block_hash::{Algorithm, BlockHasher, Prompt};
+use blocktable_core::ids::{BlockId, RequestId, StepId};
+use blocktable_core::plan::PlanMemory;
+use blocktable_core::prefix_index::KeyState;
+use blocktable_core::request::Limits;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::door::{Door, released};
+use crate::plan::{ArraySet, Commit, Plan, array};
+use crate::tokens::{copy_ints, count, token_ids};
+
+/// Prompts from here on are hashed with the interpreter released: about 10 us of work.
+const LONG_PROMPT: usize = 1024;
+
+struct State {
+    core: core::Scheduler,
+    /// What a commit brings. Kept for its memory.
+    tokens: Vec<i64>,
+    starts: Vec<i64>,
+    committed: core::Committed,
+}
+
+/// Decides what each step runs and which KV blocks it writes: first come, first served, one token budget.
+#[pyclass(frozen, module = "blocktable._core")]
+pub struct Scheduler {
+    door: Door<State>,
+    sets: [Arc<ArraySet>; 2],
+    hasher: Option<BlockHasher>,
+    config: core::Config,
+}
+
+#[pymethods]
+impl Scheduler {
+    #[new]
+    #[pyo3(signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
+        max_waiting=None, long_prefill_threshold=None, max_preemptions=None, enable_prefix_caching=true, hash_seed=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
+    fn new(
+        py: Python<'_>,
+        num_blocks: &Bound<'_, PyAny>,
+        block_size: &Bound<'_, PyAny>,
+        vocab_size: &Bound<'_, PyAny>,
+        max_model_len: &Bound<'_, PyAny>,
+        max_num_seqs: Option<&Bound<'_, PyAny>>,
+        max_num_batched_tokens: Option<&Bound<'_, PyAny>>,
+        max_waiting: Option<&Bound<'_, PyAny>>,
+        long_prefill_threshold: Option<&Bound<'_, PyAny>>,
+        max_preemptions: Option<&Bound<'_, PyAny>>,
+        enable_prefix_caching: bool,
+        hash_seed: Option<&[u8]>,
+    ) -> PyResult<Self> {
+        let or =
+            |field, given: Option<&Bound<'_, PyAny>>, default| given.map_or(Ok(default), |given| count(field, given));
+        let config = core::Config {
+            num_blocks: count("num_blocks", num_blocks)?,
+            block_size: count("block_size", block_size)?,
+            vocab_size: count("vocab_size", vocab_size)?,
+            max_model_len: count("max_model_len", max_model_len)?,
+            max_num_seqs: or("max_num_seqs", max_num_seqs, 256)?,
+            max_num_batched_tokens: or("max_num_batched_tokens", max_num_batched_tokens, 2048)?,
+            max_waiting: or("max_waiting", max_waiting, 4096)?,
+            long_prefill_threshold: or("long_prefill_threshold", long_prefill_threshold, 0)?,
+            max_preemptions: or("max_preemptions", max_preemptions, 16)?,
+            enable_prefix_caching,
+            hash_algorithm: Algorithm::DEFAULT,
+            hash_seed: hash_seed.unwrap_or_default().to_vec(),
+        };
+        let core = core::Scheduler::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
+        let set = || ArraySet::new(py, &config, core.layout()).map(Arc::new);
+        let sets = [set()?, set()?];
+        let hasher = enable_prefix_caching.then(|| core.hasher().clone());
+        let state = State { core, tokens: Vec::new(), starts: Vec::new(), committed: core::Committed::default() };
+        Ok(Scheduler { door: Door::new(state), sets, hasher, config })
+    }
+
+    #[pyo3(name = "submit", signature = (token_ids, *, max_tokens, min_tokens=None, stop_token_ids=None, now_us=0))]
+    fn py_submit(
+        &self,
+        py: Python<'_>,
+        token_ids: &Bound<'_, PyAny>,
+        max_tokens: &Bound<'_, PyAny>,
+        min_tokens: Option<&Bound<'_, PyAny>>,
+        stop_token_ids: Option<&Bound<'_, PyAny>>,
+        now_us: u64,
+    ) -> PyResult<u64> {
+        let tokens = self::token_ids("token_ids", token_ids)?;
+        let limits = Limits {
+            max_tokens: count("max_tokens", max_tokens)?,
+            min_tokens: min_tokens.map_or(Ok(0), |given| count("min_tokens", given))?,
+            stop_tokens: stop_token_ids.map_or(Ok(Vec::new()), |ids| self::token_ids("stop_token_ids", ids))?,
+        };
+        let prompt = match &self.hasher {
+            None => Prompt::without_keys(tokens),
+            Some(hasher) if tokens.len() < LONG_PROMPT => hasher.prompt(tokens),
+            Some(hasher) => released(py, || hasher.prompt(tokens)),
+        };
+        self.door.held(py, |state| state.core.submit(prompt, limits, now_us)).map(|id| id.0)
+    }
+
+    fn plan(&self, py: Python<'_>, now_us: u64) -> PyResult<Plan> {
+        let (set, sizes) = self.door.held(py, |state| {
+            let set = &self.sets[(state.core.steps() % 2) as usize];
+            let sizes = plan_into(&mut state.core, set, now_us)?;
+            Ok((Arc::clone(set), sizes))
+        })?;
+        Ok(Plan { set, sizes })
+    }
+
+    fn commit(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        token_ids: &Bound<'_, PyAny>,
+        starts: &Bound<'_, PyAny>,
+        now_us: u64,
+    ) -> PyResult<Commit> {
+        let (mut tokens, mut offsets) =
+            self.door.held(py, |state| Ok((std::mem::take(&mut state.tokens), std::mem::take(&mut state.starts))))?;
+        copy_ints("token_ids", token_ids, &mut tokens)?;
+        copy_ints("starts", starts, &mut offsets)?;
+        self.door.held(py, |state| {
+            let result = state.core.commit(StepId(step), &tokens, &offsets, now_us, &mut state.committed);
+            (state.tokens, state.starts) = (tokens, offsets);
+            result?;
+            Ok(Commit { step, ended: std::mem::take(&mut state.committed.ended), accepted: state.committed.accepted })
+        })
+    }
+
+    fn fail(&self, py: Python<'_>, step: u64) -> PyResult<()> {
+        self.door.held(py, |state| state.core.fail(StepId(step)))
+    }
+
+    fn abort(&self, py: Python<'_>, request_id: u64) -> PyResult<bool> {
+        self.door.held(py, |state| Ok(state.core.abort(RequestId(request_id))))
+    }
+
+    fn finish(&self, py: Python<'_>, request_id: u64) -> PyResult<bool> {
+        self.door.held(py, |state| Ok(state.core.finish(RequestId(request_id))))
+    }
+
+    fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<u32> {
+        self.door.held(py, |state| Ok(state.core.reset_prefix_cache()))
+    }
+
+    fn audit(&self, py: Python<'_>) -> PyResult<()> {
+        self.door.held(py, |state| state.core.audit())
+    }
+
+    fn num_cached_tokens(&self, py: Python<'_>, request_id: u64) -> PyResult<usize> {
+        self.door.held(py, |state| state.core.num_cached_tokens(RequestId(request_id)))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (counters, gauges) = self.door.held(py, |state| {
+            let (core, pool) = (&state.core, state.core.pool());
+            let gauges = [
+                ("num_blocks", u64::from(pool.num_blocks())),
+                ("free_blocks", u64::from(pool.num_free())),
+                ("parked_blocks", u64::from(pool.num_parked())),
+                ("used_blocks", u64::from(pool.num_held())),
+                ("published_blocks", u64::from(pool.index().num_published())),
+                ("running", core.num_running() as u64),
+                ("waiting", core.num_waiting() as u64),
+                ("evictions", pool.evictions()),
+            ];
+            Ok((core.counters(), gauges))
+        })?;
+        let dict = PyDict::new(py);
+        for (name, value) in gauges.into_iter().chain(counters.named()) {
+            dict.set_item(name, value)?;
+        }
+        Ok(dict)
+    }
+
+    fn free_queue<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let ids = self.door.held(py, |state| Ok(state.core.pool().free_blocks().map(BlockId::get).collect()))?;
+        array::<u32>(py, ids, "int32")
+    }
+
+    fn block_refs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let holders = self.door.held(py, |state| {
+            let pool = state.core.pool();
+            (0..pool.num_blocks()).map(|id| Ok(pool.holders(pool.block(id)?))).collect()
+        })?;
+        array::<u32>(py, holders, "int32")
+    }
+
+    fn published_blocks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let ids = self.door.held(py, |state| {
+            let pool = state.core.pool();
+            let published =
+                |&id: &u32| pool.block(id).is_ok_and(|block| pool.index().state(block) == KeyState::Published);
+            Ok((0..pool.num_blocks()).filter(published).collect())
+        })?;
+        array::<u32>(py, ids, "int32")
+    }
+
+    #[getter]
+    fn num_running(&self, py: Python<'_>) -> PyResult<usize> {
+        self.door.held(py, |state| Ok(state.core.num_running()))
+    }
+
+    #[getter]
+    fn num_waiting(&self, py: Python<'_>) -> PyResult<usize> {
+        self.door.held(py, |state| Ok(state.core.num_waiting()))
+    }
+
+    #[getter]
+    fn config<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let config = &self.config;
+        let dict = PyDict::new(py);
+        for (name, value) in [
+            ("num_blocks", config.num_blocks),
+            ("block_size", config.block_size),
+            ("vocab_size", config.vocab_size),
+            ("max_model_len", config.max_model_len),
+            ("max_num_seqs", config.max_num_seqs),
+            ("max_num_batched_tokens", config.max_num_batched_tokens),
+            ("max_waiting", config.max_waiting),
+            ("long_prefill_threshold", config.long_prefill_threshold),
+            ("max_preemptions", config.max_preemptions),
+        ] {
+            dict.set_item(name, value)?;
+        }
+        dict.set_item("enable_prefix_caching", config.enable_prefix_caching)?;
+        dict.set_item("hash_seed", config.hash_seed.as_slice())?;
+        Ok(dict)
+    }
+}
+
+/// Writes the next plan to the arenas of `set`.
+#[allow(unsafe_code)]
+fn plan_into(core: &mut core::Scheduler, set: &ArraySet, now_us: u64) -> core::Result<core::plan::Sizes> {
+    // SAFETY: called inside the door, so the scheduler's lock is held while the slices live.
+    let (staging, tables) = unsafe { (set.staging.slice_mut(), set.tables.slice_mut()) };
+    core.plan(now_us, PlanMemory { staging, tables: bytemuck::cast_slice_mut(tables) })
+}
