@@ -48,6 +48,7 @@ class Scheduler:
         long_prefill_threshold: int = 0,
         max_preemptions: int = 16,
         enable_prefix_caching: bool = True,
+        hash_algorithm: str = "sha256",
         hash_seed: bytes = b"",
     ) -> Scheduler: ...
     def submit(
@@ -208,13 +209,18 @@ class Commit:
 
     @property
     def num_accepted(self) -> int:
-        """Tokens that were accepted; the rest belonged to requests that had ended or moved on."""
+        """Tokens that were accepted."""
+
+    @property
+    def dropped(self) -> NDArray[np.int32]:
+        """Indices into `sample_rows` whose token was dropped: the request has ended, or it was put back because a block that it
+        shared was withdrawn; then it lives and will be sampled again. Nearly always empty."""
 
 @final
 class BlockHasher:
     """Chained keys of full blocks (design 4)."""
 
-    def __new__(cls, *, block_size: int, algorithm: str = "blake3", seed: bytes = b"") -> BlockHasher: ...
+    def __new__(cls, *, block_size: int, algorithm: str = "sha256", seed: bytes = b"") -> BlockHasher: ...
     def keys(self, token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64]) -> list[bytes]:
         """32-byte key of each full block of a chain."""
 

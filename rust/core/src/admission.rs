@@ -33,7 +33,7 @@ impl Scheduler {
                     *budget -= chunk;
                 }
                 Admission::PrefixInFlight => at += 1,
-                Admission::Blocked if self.running.is_empty() && !mutant::is_on(Mutant::NeverEndsAlone) => {
+                Admission::Blocked if self.running.is_empty() && !mutant::leaves_lone_requests() => {
                     self.waiting.remove(at);
                     self.end(seat, End::Capacity);
                 }
@@ -43,24 +43,24 @@ impl Scheduler {
     }
 
     fn admit(&mut self, seat: usize, budget: usize, now_us: u64) -> Admission {
-        let block_size = self.config.block_size as usize;
+        let size = self.block_size;
         let (known, prompt_len) = (self.request(seat).tokens.len(), self.request(seat).prompt_len);
         let first_pending = self.find_hits(seat);
         let hits = self.hits.len();
         let next = self.request(seat).keys.get(hits);
-        let awaited = hits < (known - 1) / block_size && next.is_some_and(|key| contains(&self.frontier, key));
+        let awaited = hits < size.full_blocks(known - 1) && next.is_some_and(|key| contains(&self.frontier, key));
         if awaited && !mutant::is_on(Mutant::NoPrefixWait) {
             return Admission::PrefixInFlight;
         }
         if mutant::is_on(Mutant::RecountQueriesOnRetry) {
             self.counters.prefix_queries += prompt_len as u64;
         }
-        let mut start = hits * block_size;
+        let mut start = hits * size.tokens();
         if mutant::is_on(Mutant::StaleHit) {
             let first = *self.request_mut(seat).first_hit.get_or_insert(hits);
-            start = first.max(hits) * block_size;
+            start = first.max(hits) * size.tokens();
         }
-        let rest = (self.config.blocks_for(known) - hits) as u32;
+        let rest = (self.block_size.blocks_for(known) - hits) as u32;
         let free_hits = self.hits.iter().filter(|&&block| self.pool.holders(block) == 0).count() as u32;
         let promised = if mutant::is_on(Mutant::IgnorePromises) { 0 } else { self.promised };
         if rest + free_hits > self.pool.num_free().saturating_sub(promised) {
@@ -77,7 +77,7 @@ impl Scheduler {
         self.hold_hits(seat);
         self.request_mut(seat).promised = rest;
         self.promised += rest;
-        let now = self.config.blocks_for(start + chunk).saturating_sub(self.request(seat).table.len()) as u32;
+        let now = self.block_size.blocks_for(start + chunk).saturating_sub(self.request(seat).table.len()) as u32;
         if now > 0 {
             self.take_blocks(seat, now, now.min(rest));
         }
@@ -91,11 +91,11 @@ impl Scheduler {
     /// Leaves the blocks that hold the longest known prefix in `hits`; returns the first of them that is pending, or their number.
     /// The last token is always computed, so that there are logits to sample from.
     fn find_hits(&mut self, seat: usize) -> usize {
-        let block_size = self.config.block_size as usize;
+        let size = self.block_size;
         let request = self.seats[seat].as_ref().expect("a seat in use");
-        let mut most = (request.tokens.len() - 1) / block_size;
+        let mut most = size.full_blocks(request.tokens.len() - 1);
         if mutant::is_on(Mutant::HitWholePrompt) {
-            most = request.tokens.len() / block_size;
+            most = size.full_blocks(request.tokens.len());
         }
         self.hits.clear();
         let mut first_pending = None;
@@ -114,7 +114,7 @@ impl Scheduler {
         let (max_len, max_outputs) =
             (self.config.max_model_len as usize, self.request(seat).limits.max_tokens as usize);
         let longest = max_len.min(self.request(seat).prompt_len.saturating_add(max_outputs));
-        let most_blocks = self.config.blocks_for(longest);
+        let most_blocks = self.block_size.blocks_for(longest);
         let request = self.seats[seat].as_mut().expect("a seat in use");
         // Decoding allocates nothing.
         request.tokens.reserve_exact(longest.saturating_sub(request.tokens.len()));

@@ -121,18 +121,18 @@ impl Scheduler {
         if let Some(block) = self.flight.pending.iter().copied().find(published) {
             return wrong("A5", format!("block {} is published before its step is confirmed", block.get()));
         }
-        let block_size = self.config.block_size as usize;
+        let size = self.block_size;
         let mut writers = vec![0u32; self.pool.num_blocks() as usize];
         let live = |entry: &&crate::flight::Entry| {
             self.seats[entry.seat].as_ref().is_some_and(|r| r.epoch == entry.epoch && r.planned_in == self.steps)
         };
         for entry in self.flight.entries.iter().filter(live) {
             let request = self.request(entry.seat);
-            let last = (entry.start + entry.chunk - 1) / block_size;
+            let last = size.full_blocks(entry.start + entry.chunk - 1);
             if last >= request.table.len() {
                 return wrong("A5", format!("request {} writes past its table", request.id.0));
             }
-            for &block in &request.table.blocks()[entry.start / block_size..=last] {
+            for &block in &request.table.blocks()[size.full_blocks(entry.start)..=last] {
                 writers[block.index()] += 1;
                 let state = self.pool.index().state(block);
                 let shared = self.pool.holders(block) > 1 && state != KeyState::Pending;
@@ -150,10 +150,10 @@ impl Scheduler {
 
     /// A7: `published <= computed < tokens`, in rows; a table has blocks for what is computed; published blocks have their keys.
     fn audit_rows(&self, request: &Request) -> Result<()> {
-        let block_size = self.config.block_size as usize;
+        let size = self.block_size;
         let id = request.id.0;
-        let (published, computed, tokens) = (request.published * block_size, request.computed, request.tokens.len());
-        if published > computed || computed >= tokens || computed > request.table.len() * block_size {
+        let (published, computed, tokens) = (request.published * size.tokens(), request.computed, request.tokens.len());
+        if published > computed || computed >= tokens || computed > request.table.len() * size.tokens() {
             let held = request.table.len();
             return wrong(
                 "A7",
@@ -162,7 +162,7 @@ impl Scheduler {
                 ),
             );
         }
-        if request.keys.len() > tokens / block_size {
+        if request.keys.len() > size.full_blocks(tokens) {
             return wrong("A7", format!("request {id} has {} keys for {tokens} tokens", request.keys.len()));
         }
         for (at, &block) in request.table.blocks().iter().enumerate().take(request.published) {

@@ -146,13 +146,17 @@ impl BlockPool {
         Ok(())
     }
 
-    /// Appends a block that holds wanted content to `table`: one holder more. A free one leaves the queue.
+    /// Appends a block that holds wanted content to `table`: one holder more. A free one leaves the queue, a parked one its list.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] if the content has no name (any more): a hit is looked up and held in one call, or not at all.
+    /// [`Error::NoSuchBlock`] for an id of another pool; [`Error::NotHeld`] if the content has no name (any more): a hit is looked up and held in one call, or not at all.
     pub fn share(&mut self, table: &mut BlockTable, block: BlockId) -> Result<()> {
+        self.block(block.get())?;
         if self.index.state(block) == KeyState::Unnamed {
             return Err(Error::NotHeld { block });
+        }
+        if self.holders(block) == 0 && !self.queue.contains(block) {
+            self.unpark(block);
         }
         if self.queue.contains(block) && !mutant::is_on(Mutant::HitKeepsInQueue) {
             self.queue.remove(block);
@@ -179,7 +183,7 @@ impl BlockPool {
     /// Drops one holder for each entry of `blocks`, last entry first. Null blocks are passed over, as tables may name them.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] if an entry has no holder left; nothing changes then.
+    /// [`Error::NoSuchBlock`] for an id of another pool; [`Error::NotHeld`] if an entry has no holder left. Nothing changes then.
     pub fn release_blocks(&mut self, blocks: &[BlockId], when: Release) -> Result<()> {
         self.drop_holders(blocks)?;
         match when {
@@ -200,9 +204,11 @@ impl BlockPool {
         }
     }
 
-    /// Names the content that the step in flight completes in `block`.
+    /// Names the content that the step in flight completes in `block`. The null block has no content.
     pub fn make_pending(&mut self, block: BlockId, key: Key) {
-        self.index.make_pending(block, key);
+        if block != BlockId::NULL {
+            self.index.make_pending(block, key);
+        }
     }
 
     /// The content of `block` is confirmed and may be found by its key.
@@ -257,12 +263,11 @@ impl BlockPool {
         for block in forwards.iter().chain(&self.parked) {
             places[block.index()] += 1;
         }
-        for id in 1..places.len() {
-            if places[id] != u32::from(self.holders[id] == 0) {
-                let holders = self.holders[id];
+        for (id, (&places, &holders)) in places.iter().zip(&self.holders).enumerate().skip(1) {
+            if places != u32::from(holders == 0) {
                 return wrong(
                     "A3",
-                    format!("block {id} has {holders} holders and stands in {} places of the queue", places[id]),
+                    format!("block {id} has {holders} holders and stands in {places} places of the queue"),
                 );
             }
         }
@@ -277,6 +282,7 @@ impl BlockPool {
     /// Drops the holders and leaves the blocks that lost their last one in `freed`, or restores all counts.
     fn drop_holders(&mut self, blocks: &[BlockId]) -> Result<()> {
         self.freed.clear();
+        blocks.iter().try_for_each(|block| self.block(block.get()).map(drop))?;
         for dropped in 0..blocks.len() {
             let at = if mutant::is_on(Mutant::ForwardOrder) { dropped } else { blocks.len() - 1 - dropped };
             let block = blocks[at];
@@ -314,6 +320,15 @@ impl BlockPool {
         }
         self.freed = freed;
         self.freed.clear();
+    }
+
+    /// Takes a block, hit while it was parked, out of its list: it enters the queue when that hit ends (design 14).
+    fn unpark(&mut self, block: BlockId) {
+        let Some(at) = self.parked.iter().position(|&parked| parked == block) else { return };
+        self.parked.remove(at);
+        for end in self.parked_ends.iter_mut().filter(|end| **end > at) {
+            *end -= 1;
+        }
     }
 
     fn park_freed(&mut self) {
@@ -427,6 +442,36 @@ mod tests {
         pool.end_leases();
         assert_eq!((free(&pool), pool.num_parked()), (vec![4, 3, 2, 1, 5], 0));
         pool.audit([]).unwrap();
+    }
+
+    #[test]
+    fn a_block_hit_while_it_is_parked_leaves_its_list() {
+        let mut pool = pool(5);
+        let table = taken(&mut pool, 3);
+        let hit = table.blocks()[1];
+        publish(&mut pool, hit, 1);
+        pool.release(table, Release::Parked);
+        let mut table = BlockTable::new();
+        pool.share(&mut table, hit).unwrap();
+        pool.audit([&table]).unwrap();
+        pool.end_leases();
+        assert_eq!(free(&pool), [3, 1, 4]);
+        pool.release(table, Release::Now);
+        assert_eq!(free(&pool), [3, 1, 4, 2]);
+        pool.audit([]).unwrap();
+    }
+
+    #[test]
+    fn ids_of_another_pool_and_names_of_the_null_block_change_nothing() {
+        let mut pool = pool(4);
+        let foreign = BlockPool::new(50).unwrap().block(40).unwrap();
+        let refused = Err(Error::NoSuchBlock { block: 40, num_blocks: 4 });
+        let mut table = taken(&mut pool, 1);
+        assert_eq!(pool.share(&mut table, foreign), refused);
+        assert_eq!(pool.release_blocks(&[table.blocks()[0], foreign], Release::Now), refused);
+        pool.make_pending(BlockId::NULL, Key([1; 32]));
+        assert_eq!(pool.index().lookup(&Key([1; 32])), None);
+        pool.audit([&table]).unwrap();
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A table owns the blocks it names, one holder each. It can be moved but not copied, and gives its blocks back as one list, through
 //! [`BlockPool::release`](crate::block_pool::BlockPool::release). Only the pool adds blocks to it.
 
+use crate::block_size::BlockSize;
 use crate::ids::BlockId;
 
 /// The blocks of one sequence, in the order of its tokens.
@@ -38,8 +39,10 @@ impl BlockTable {
 
     /// Row of KV memory of the token at `position`.
     #[must_use]
-    pub fn slot(&self, position: usize, block_size: usize) -> i64 {
-        i64::from(self.blocks[position / block_size].get()) * block_size as i64 + (position % block_size) as i64
+    pub fn slot(&self, position: usize, size: BlockSize) -> i64 {
+        let number = size.full_blocks(position);
+        let (block, offset) = (self.blocks[number], position - number * size.tokens());
+        i64::from(block.get()) * size.tokens() as i64 + offset as i64
     }
 
     /// Makes room for `blocks` blocks in all, so that growing to there allocates nothing.

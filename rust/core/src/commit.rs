@@ -17,6 +17,9 @@ pub struct Committed {
     pub ended: Vec<[i64; 2]>,
     /// Tokens that were appended.
     pub accepted: usize,
+    /// Samples whose token was dropped: their request has ended, or went back because what it shared was withdrawn. They live on
+    /// if they have not ended, and will be sampled again.
+    pub dropped: Vec<i32>,
 }
 
 impl Scheduler {
@@ -36,6 +39,7 @@ impl Scheduler {
         self.check_step(step)?;
         self.check_samples(tokens, starts)?;
         committed.ended.clear();
+        committed.dropped.clear();
         committed.accepted = 0;
         self.flight.land();
         self.pool.end_leases();
@@ -48,6 +52,9 @@ impl Scheduler {
                 sample += 1;
             }
             if self.is_stale(&entry) {
+                if token.is_some() {
+                    committed.dropped.push(sample as i32 - 1);
+                }
                 continue;
             }
             self.confirm(at, &entry, token.is_some());
@@ -132,16 +139,16 @@ impl Scheduler {
         for pending in entry.pending.clone() {
             self.pool.withdraw(self.flight.pending[pending]);
         }
-        let block_size = self.config.block_size as usize;
+        let size = self.block_size;
         let request = self.seats[entry.seat].as_mut().expect("a seat in use");
         let kept = entry.shared.start;
-        let lost = request.computed - kept * block_size;
-        request.computed = kept * block_size;
+        let lost = request.computed - kept * size.tokens();
+        request.computed = kept * size.tokens();
         request.published = kept;
         request.epoch += 1;
         if request.num_outputs() == 0 && request.preemptions == 0 {
             // These tokens will be computed after all.
-            request.cached = Some(kept * block_size);
+            request.cached = Some(kept * size.tokens());
             self.counters.prefix_hits -= lost as u64;
         }
         let rest = request.table.split_off(kept);
@@ -152,16 +159,19 @@ impl Scheduler {
 
     /// The rows of entry `at` are computed. Without the token that was due, its last row is not: it is planned again.
     fn confirm(&mut self, at: usize, entry: &Entry, has_token: bool) {
-        let block_size = self.config.block_size as usize;
+        let size = self.block_size;
         let kept = if entry.samples && !has_token { entry.chunk - 1 } else { entry.chunk };
         let request = self.seats[entry.seat].as_mut().expect("a seat in use");
         request.computed += kept + usize::from(mutant::is_on(Mutant::CountOneTooMany));
         let end = entry.start + kept;
         let mut withdrawn = false;
+        if entry.pending.is_empty() {
+            return;
+        }
         for pending in entry.pending.clone() {
             let block = self.flight.pending[pending];
-            let number = entry.start / block_size + (pending - entry.pending.start);
-            if (number + 1) * block_size <= end || mutant::is_on(Mutant::PublishPartial) {
+            let number = size.full_blocks(entry.start) + (pending - entry.pending.start);
+            if (number + 1) * size.tokens() <= end || mutant::is_on(Mutant::PublishPartial) {
                 self.pool.publish(block);
                 request.published = number + 1;
             } else {

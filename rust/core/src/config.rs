@@ -1,6 +1,7 @@
 //! Sizes and limits of one scheduler: validated once, then trusted.
 
 use crate::block_hash::Algorithm;
+use crate::block_size::BlockSize;
 use crate::error::{Error, Result};
 
 /// What a scheduler is made with.
@@ -63,12 +64,6 @@ impl Config {
     /// Columns of the block tables.
     #[must_use]
     pub fn max_blocks(&self) -> u32 {
-        self.max_model_len.div_ceil(self.block_size)
-    }
-
-    /// Blocks that hold `rows` rows. The one function that turns rows into blocks: submit, admission and growth call it.
-    #[must_use]
-    pub fn blocks_for(&self, rows: usize) -> usize {
-        rows.div_ceil(self.block_size as usize)
+        BlockSize::new(self.block_size).blocks_for(self.max_model_len as usize) as u32
     }
 }

@@ -92,7 +92,9 @@ mutants! {
     IgnorePromises = "ignore_promises",
     /// A growth that fails half way keeps what it took.
     PartialTake = "partial_take",
-    /// A plan without work in it is returned although requests wait.
+    /// The prefix index goes on naming a block whose content was forgotten.
+    OrphanEntry = "orphan_entry",
+    /// A request that is alone and does not fit is left to wait, and the plan without work in it is returned.
     StallSilently = "stall_silently",
     /// Confirmed rows run one ahead of the tokens.
     CountOneTooMany = "count_one_too_many",
@@ -105,6 +107,12 @@ mutants! {
 #[cfg(feature = "mutants")]
 thread_local! {
     static CHOSEN: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether a lone request that does not fit is left to wait.
+#[must_use]
+pub(crate) fn leaves_lone_requests() -> bool {
+    is_on(Mutant::NeverEndsAlone) || is_on(Mutant::StallSilently)
 }
 
 /// Whether this thread runs with fault `which`.

@@ -48,7 +48,7 @@ impl Scheduler {
     /// Adds `chunk` rows of the request at `seat` to the plan. Its table has blocks for them.
     /// `shared`: table entries that were pending when they were hit.
     pub(crate) fn schedule(&mut self, seat: usize, chunk: usize, shared: std::ops::Range<usize>) {
-        let block_size = self.config.block_size as usize;
+        let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let Place::Running(row) = request.place else { unreachable!("only running requests are scheduled") };
         let (start, end) = (request.computed, request.computed + chunk);
@@ -58,7 +58,7 @@ impl Scheduler {
         for position in start..end {
             draft.token_ids.push(request.tokens[position] as i32);
             draft.positions.push(position as i32);
-            draft.slots.push(request.table.slot(position, block_size));
+            draft.slots.push(request.table.slot(position, size));
         }
         if mutant::is_on(Mutant::ShortSlot) {
             let first = draft.slots.len() - chunk;
@@ -74,7 +74,7 @@ impl Scheduler {
             draft.sample_requests.push(request.id.0 as i64);
         }
         request.planned_in = self.steps + 1;
-        self.counters.wasted_rows_sum += (request.table.len() * block_size - end) as u64;
+        self.counters.wasted_rows_sum += (request.table.len() * size.tokens() - end) as u64;
         let entry = Entry { seat, epoch: request.epoch, start, chunk, samples, pending: 0..0, shared };
         self.flight.entries.push(entry);
         if self.config.enable_prefix_caching {
@@ -84,17 +84,18 @@ impl Scheduler {
 
     /// Makes the keys of the blocks that rows `start..end` complete, and notes the block that comes next.
     fn name_completed(&mut self, seat: usize, start: usize, end: usize) {
-        let block_size = self.config.block_size as usize;
+        let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        let mut full = end / block_size;
+        let (begun, mut full) = (size.full_blocks(start), size.full_blocks(end));
+        let next = full;
         if request.keys.len() < full {
-            self.hasher.extend(&mut request.keys, &request.tokens[..full * block_size]);
+            self.hasher.extend(&mut request.keys, &request.tokens[..full * size.tokens()]);
         }
         if mutant::is_on(Mutant::PublishPartial) {
-            full = end.div_ceil(block_size).min(request.keys.len());
+            full = size.blocks_for(end).min(request.keys.len());
         }
         let first = self.flight.pending.len();
-        for at in start / block_size..full {
+        for at in begun..full {
             let block = request.table.blocks()[at];
             self.pool.make_pending(block, request.keys[at]);
             self.flight.pending.push(block);
@@ -104,7 +105,7 @@ impl Scheduler {
         }
         let entry = self.flight.entries.last_mut().expect("the entry of this request");
         entry.pending = first..self.flight.pending.len();
-        if let Some(&next) = request.keys.get(end / block_size) {
+        if let Some(&next) = request.keys.get(next) {
             self.frontier.insert_unique(next.short(), next, |key| key.short());
         }
     }
@@ -138,14 +139,14 @@ impl Scheduler {
                     *budget -= chunk;
                     at = self.rank_in_running(self.request(seat).id) + 1;
                 }
-                Growth::NoVictim if at == 0 && !mutant::is_on(Mutant::NeverEndsAlone) => {
+                Growth::NoVictim if at == 0 && !mutant::leaves_lone_requests() => {
                     self.stop_running(seat);
                     self.end(seat, End::Capacity);
                 }
                 Growth::NoVictim if mutant::is_on(Mutant::PreemptSelf) => self.preempt(seat),
                 Growth::NoVictim => {
                     let request = self.request(seat);
-                    let spare = request.table.len() * self.config.block_size as usize - request.computed;
+                    let spare = request.table.len() * self.block_size.tokens() - request.computed;
                     self.counters.wasted_rows_sum += spare as u64;
                     at += 1;
                 }

@@ -20,7 +20,7 @@ impl Scheduler {
     /// Makes the running request at position `at` own blocks for `rows` rows.
     pub(crate) fn grow(&mut self, at: usize, rows: usize) -> Growth {
         let seat = self.running[at];
-        let needed = self.config.blocks_for(rows).saturating_sub(self.request(seat).table.len()) as u32;
+        let needed = self.block_size.blocks_for(rows).saturating_sub(self.request(seat).table.len()) as u32;
         let mut decodes_preempted = 0;
         if needed == 0 {
             return Growth::Fits { decodes_preempted };

@@ -9,6 +9,7 @@ use hashbrown::HashTable;
 
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, Key};
+use crate::mutant::{self, Mutant};
 
 /// Whether a block's content has a name, and who may rely on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +187,9 @@ impl PrefixIndex {
         let state = std::mem::replace(&mut self.states[block.index()], KeyState::Unnamed);
         let table = self.table(state);
         if let Ok(mut entry) = table.find_entry(key.short(), |&b| b == id) {
-            if next == id {
+            if mutant::is_on(Mutant::OrphanEntry) {
+                // Planted: the entry goes on naming the block.
+            } else if next == id {
                 entry.remove();
             } else {
                 *entry.get_mut() = next;

@@ -10,6 +10,7 @@ use hashbrown::HashTable;
 
 use crate::block_hash::{BlockHasher, Prompt};
 use crate::block_pool::{BlockPool, Release};
+use crate::block_size::BlockSize;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::flight::Flight;
@@ -25,6 +26,7 @@ const REMEMBERED: usize = 1024;
 /// The scheduler of one pool.
 pub struct Scheduler {
     pub(crate) config: Config,
+    pub(crate) block_size: BlockSize,
     pub(crate) layout: Layout,
     pub(crate) pool: BlockPool,
     pub(crate) hasher: BlockHasher,
@@ -68,6 +70,7 @@ impl Scheduler {
         config.validate()?;
         let rows = config.rows();
         Ok(Scheduler {
+            block_size: BlockSize::new(config.block_size),
             layout: Layout::new(&config),
             pool: BlockPool::new(config.num_blocks)?,
             hasher: BlockHasher::new(config.hash_algorithm, config.block_size, &config.hash_seed),
@@ -315,7 +318,7 @@ impl Scheduler {
     fn check_fits(&self, prompt_len: usize, limits: &Limits) -> Result<()> {
         let must_make = limits.min_tokens.max(1) as usize;
         let rows = (prompt_len + must_make - 1).min(self.config.max_model_len as usize - 1);
-        let needed = self.config.blocks_for(rows) as u64;
+        let needed = self.block_size.blocks_for(rows) as u64;
         let usable = u64::from(self.pool.usable()) + u64::from(mutant::is_on(Mutant::NullUsable));
         if needed > usable && !mutant::is_on(Mutant::NoNeverFits) {
             return Err(Error::NeverFits { needed, usable });

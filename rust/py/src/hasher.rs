@@ -8,6 +8,11 @@ use crate::door::released;
 use crate::error::invalid;
 use crate::tokens::{count, token_ids};
 
+/// The algorithm of this name.
+pub fn algorithm(py: Python<'_>, name: &str) -> PyResult<Algorithm> {
+    Algorithm::from_name(name).ok_or_else(|| invalid(py, "hash_algorithm", name, "must be sha256 or blake3"))
+}
+
 /// Chained keys of full blocks (design 4).
 #[pyclass(frozen, module = "blocktable._core")]
 pub struct BlockHasher(block_hash::BlockHasher);
@@ -15,16 +20,17 @@ pub struct BlockHasher(block_hash::BlockHasher);
 #[pymethods]
 impl BlockHasher {
     #[new]
-    #[pyo3(signature = (*, block_size, algorithm="blake3", seed=None))]
+    #[pyo3(
+        signature = (*, block_size, algorithm="sha256", seed=None),
+        text_signature = "(*, block_size, algorithm='sha256', seed=b'')"
+    )]
     fn new(block_size: &Bound<'_, PyAny>, algorithm: &str, seed: Option<&[u8]>) -> PyResult<Self> {
         let py = block_size.py();
         let size = count("block_size", block_size)?;
         if !(1..=4096).contains(&size) {
             return Err(invalid(py, "block_size", size, "must be 1..=4096"));
         }
-        let Some(algorithm) = Algorithm::from_name(algorithm) else {
-            return Err(invalid(py, "algorithm", algorithm, "must be blake3 or sha256"));
-        };
+        let algorithm = self::algorithm(py, algorithm)?;
         Ok(BlockHasher(block_hash::BlockHasher::new(algorithm, size, seed.unwrap_or_default())))
     }
 

@@ -53,6 +53,8 @@ mod _core {
         module.add("END_FINISHED_STOP", End::Stop as i64)?;
         module.add("END_FINISHED_LENGTH", End::Length as i64)?;
         module.add("END_ABORTED", End::Aborted as i64)?;
-        module.add("END_ABORTED_CAPACITY", End::Capacity as i64)
+        module.add("END_ABORTED_CAPACITY", End::Capacity as i64)?;
+        // The stub is the list of what is public.
+        module.delattr("__all__")
     }
 }

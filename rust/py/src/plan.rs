@@ -174,6 +174,7 @@ pub struct Commit {
     pub step: u64,
     pub ended: Vec<[i64; 2]>,
     pub accepted: usize,
+    pub dropped: Vec<i32>,
 }
 
 #[pymethods]
@@ -186,6 +187,10 @@ impl Commit {
     fn ended<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let pairs = array(py, self.ended.as_flattened().to_vec(), "int64")?;
         pairs.call_method1("reshape", (-1, 2))
+    }
+    #[getter]
+    fn dropped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        array(py, self.dropped.clone(), "int32")
     }
     #[getter]
     fn num_accepted(&self) -> usize {

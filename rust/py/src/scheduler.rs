@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blocktable_core as core;
-use blocktable_core::block_hash::{Algorithm, BlockHasher, Prompt};
+use blocktable_core::block_hash::{BlockHasher, Prompt};
 use blocktable_core::ids::{BlockId, RequestId, StepId};
 use blocktable_core::plan::PlanMemory;
 use blocktable_core::prefix_index::KeyState;
@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::door::{Door, released};
+use crate::hasher::algorithm;
 use crate::plan::{ArraySet, Commit, Plan, array};
 use crate::tokens::{copy_ints, count, token_ids};
 
@@ -38,8 +39,13 @@ pub struct Scheduler {
 #[pymethods]
 impl Scheduler {
     #[new]
-    #[pyo3(signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
-        max_waiting=None, long_prefill_threshold=None, max_preemptions=None, enable_prefix_caching=true, hash_seed=None))]
+    #[pyo3(
+        signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
+            max_waiting=None, long_prefill_threshold=None, max_preemptions=None, enable_prefix_caching=true,
+            hash_algorithm="sha256", hash_seed=None),
+        text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
+            max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'')"
+    )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
     fn new(
         py: Python<'_>,
@@ -53,6 +59,7 @@ impl Scheduler {
         long_prefill_threshold: Option<&Bound<'_, PyAny>>,
         max_preemptions: Option<&Bound<'_, PyAny>>,
         enable_prefix_caching: bool,
+        hash_algorithm: &str,
         hash_seed: Option<&[u8]>,
     ) -> PyResult<Self> {
         let or =
@@ -68,7 +75,7 @@ impl Scheduler {
             long_prefill_threshold: or("long_prefill_threshold", long_prefill_threshold, 0)?,
             max_preemptions: or("max_preemptions", max_preemptions, 16)?,
             enable_prefix_caching,
-            hash_algorithm: Algorithm::DEFAULT,
+            hash_algorithm: algorithm(py, hash_algorithm)?,
             hash_seed: hash_seed.unwrap_or_default().to_vec(),
         };
         let core = core::Scheduler::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
@@ -79,7 +86,11 @@ impl Scheduler {
         Ok(Scheduler { door: Door::new(state), sets, hasher, config })
     }
 
-    #[pyo3(name = "submit", signature = (token_ids, *, max_tokens, min_tokens=None, stop_token_ids=None, now_us=0))]
+    #[pyo3(
+        name = "submit",
+        signature = (token_ids, *, max_tokens, min_tokens=None, stop_token_ids=None, now_us=0),
+        text_signature = "($self, token_ids, *, max_tokens, min_tokens=0, stop_token_ids=(), now_us=0)"
+    )]
     fn py_submit(
         &self,
         py: Python<'_>,
@@ -128,7 +139,8 @@ impl Scheduler {
             let result = state.core.commit(StepId(step), &tokens, &offsets, now_us, &mut state.committed);
             (state.tokens, state.starts) = (tokens, offsets);
             result?;
-            Ok(Commit { step, ended: std::mem::take(&mut state.committed.ended), accepted: state.committed.accepted })
+            let core::Committed { ended, accepted, dropped } = std::mem::take(&mut state.committed);
+            Ok(Commit { step, ended, accepted, dropped })
         })
     }
 
@@ -229,6 +241,7 @@ impl Scheduler {
             dict.set_item(name, value)?;
         }
         dict.set_item("enable_prefix_caching", config.enable_prefix_caching)?;
+        dict.set_item("hash_algorithm", config.hash_algorithm.name())?;
         dict.set_item("hash_seed", config.hash_seed.as_slice())?;
         Ok(dict)
     }
