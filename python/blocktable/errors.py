@@ -5,7 +5,20 @@ options and requests. Nothing else is raised on bad input.
 """
 
 from difflib import get_close_matches
+from reprlib import Repr
 from typing import Any, Iterable
+
+
+_short = Repr(maxstring=200, maxother=200, maxlong=40)
+
+
+def _shown(value: Any) -> str:
+    """At most some 200 characters of a value, whatever its size."""
+    try:
+        return _short.repr(value)
+    except ValueError:
+        # Whole numbers of thousands of digits refuse to be written out.
+        return f"a number of {value.bit_length()} bits"
 
 
 class BlocktableError(Exception):
@@ -16,10 +29,7 @@ class InvalidInputError(BlocktableError, ValueError):
     """A value from outside is not acceptable. Names the field, the value and the bound that it breaks."""
 
     def __init__(self, field: str, value: Any, bound: str) -> None:
-        shown = repr(value)
-        if len(shown) > 200:
-            shown = shown[:197] + "..."
-        super().__init__(f"{field}={shown}: {bound}")
+        super().__init__(f"{field}={_shown(value)}: {bound}")
         self.field = field
         self.value = value
         self.bound = bound

@@ -24,6 +24,8 @@ macro_rules! mutants {
 mutants! {
     /// The last block of a finished request keeps its holder.
     LeakBlockOnFinish = "leak_block_on_finish",
+    /// The last block of a released list, if it is published, enters no queue.
+    LostBlock = "lost_block",
     /// A released list is released twice.
     DoubleFree = "double_free",
     /// A hit takes the block out of the queue but counts no holder.

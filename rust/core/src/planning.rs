@@ -128,6 +128,7 @@ impl Scheduler {
                 }
             }
             if chunk == 0 {
+                self.count_idle_rows(seat);
                 at += 1;
                 continue;
             }
@@ -145,13 +146,17 @@ impl Scheduler {
                 }
                 Growth::NoVictim if mutant::is_on(Mutant::PreemptSelf) => self.preempt(seat),
                 Growth::NoVictim => {
-                    let request = self.request(seat);
-                    let spare = request.table.len() * self.block_size.tokens() - request.computed;
-                    self.counters.wasted_rows_sum += spare as u64;
+                    self.count_idle_rows(seat);
                     at += 1;
                 }
             }
         }
+    }
+
+    /// Counts the empty rows of a running request that this step passes over.
+    fn count_idle_rows(&mut self, seat: usize) {
+        let request = self.seats[seat].as_ref().expect("a seat in use");
+        self.counters.wasted_rows_sum += (request.table.len() * self.block_size.tokens() - request.computed) as u64;
     }
 
     /// A8: with live requests a plan runs something, frees something or ends something.

@@ -1,0 +1,94 @@
+"""What a request gives back, in the shape of vLLM's `RequestOutput`.
+
+Before: `step_loop.py` fills one in when a request ends. After: the caller; nothing in the engine reads it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""Why an output ended, a closed table: `stop` an end token or a stop string; `length` max_tokens or the model's length;
+`abort` the caller gave up, or the blocks did not suffice for it alone; `error` its step failed or its logits held no
+choice."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer to a prompt."""
+
+    index: int
+    """Which answer of its request; 0 while only one is served."""
+    text: str
+    """What the tokens say, cut before a stop string."""
+    token_ids: Sequence[int]
+    """Every output token, the one that ended it included."""
+    cumulative_logprob: float | None = None
+    """None: log probabilities are not served yet."""
+    logprobs: None = None
+    """None: log probabilities are not served yet."""
+    finish_reason: FinishReason | None = None
+    """None while it goes on."""
+    stop_reason: int | str | None = None
+    """The stop string or the stop token id that ended it; None for the model's own end token and for all other ends."""
+
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """When things happened to a request: seconds of one monotonic clock. A time is None until it has come."""
+
+    arrival_time: float
+    """Submitted."""
+    first_token_ts: float | None = None
+    """The commit that brought its first output token."""
+    last_token_ts: float | None = None
+    """The commit that brought its latest output token."""
+    num_generation_tokens: int = 0
+    """Output tokens so far."""
+    num_preemptions: int = 0
+    """Times that it lost its blocks and was computed again."""
+
+    def add_tokens(self, count: int, now: float) -> None:
+        """`count` output tokens came at `now`."""
+        if count == 0:
+            return
+        if self.first_token_ts is None:
+            self.first_token_ts = now
+        self.last_token_ts = now
+        self.num_generation_tokens += count
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token_ts is None else self.first_token_ts - self.arrival_time
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Output tokens a second from arrival to the latest token: what its caller saw, waiting included."""
+        if self.last_token_ts is None or self.last_token_ts <= self.arrival_time:
+            return None
+        return self.num_generation_tokens / (self.last_token_ts - self.arrival_time)
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and its answers."""
+
+    request_id: str
+    prompt: str | None
+    """None if only token ids were given."""
+    prompt_token_ids: list[int] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    """Whether all its answers have ended."""
+    metrics: RequestMetrics | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens that were found in the prefix cache at its first admission; None before."""
+    prompt_logprobs: None = None
+    """None: log probabilities are not served yet."""

@@ -1,0 +1,183 @@
+"""The rows of a step: logits in, one token id for each out.
+
+Before: `model/runner.py` brings the logits of `Plan.sample_rows`. After: `step_loop.py` hands the ids to
+`Scheduler.commit`. The parameters of a request stand in its row of flat arrays from admission to its end, so a steady step
+builds no object for a request. Always: a row's result is a function of its own logits, parameters, seed and output
+position, whoever else is in the step and in whatever order; a row whose logits hold no choice fails alone.
+
+Greedy rows are one argmax over the step. The others are drawn row by row (`draw.py`) on the host: logits on another device
+are copied over for those rows only, so that the same logits give the same ids on any device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import BlocktableError
+from .draw import RowDraw
+from .params import ResolvedSampling
+from .random_numbers import uniforms
+
+NO_TOKEN = -1
+"""Id of an entry that failed; no model has a token of this id."""
+
+
+class NonFiniteLogitsError(BlocktableError):
+    """The logits of one entry hold no choice: a NaN or +inf among them, or -inf everywhere. Only its request ends."""
+
+    def __init__(self, row: int, position: int, largest: float) -> None:
+        what = "every token is masked or -inf" if largest == -np.inf else f"the largest logit is {largest}"
+        super().__init__(f"row {row}, output {position}: {what}, so no token can be chosen")
+        self.row = row
+        self.position = position
+        self.largest = largest
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one step chose. K entries, in the order in which they were given."""
+
+    ids: NDArray[np.int64]
+    """[K] token ids; `NO_TOKEN` where the entry failed."""
+    failed: tuple[tuple[int, NonFiniteLogitsError], ...] = ()
+    """(entry 0..K-1, why) of those whose logits held no choice; almost always empty."""
+
+    def accepted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Token ids [K - failed] and starts [K + 1] as `Scheduler.commit` reads them: a failed entry has no token."""
+        starts = np.zeros(len(self.ids) + 1, dtype=np.int64)
+        chosen = self.ids != NO_TOKEN
+        np.cumsum(chosen, out=starts[1:])
+        return (self.ids[chosen] if self.failed else self.ids), starts
+
+
+class Sampler:
+    """Parameters of `num_rows` rows, and the choice of their tokens. One thread at a time."""
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self._draw = RowDraw(vocab_size)
+        self._is_random = np.zeros(num_rows, dtype=np.bool_)
+        self._temperature = np.zeros(num_rows, dtype=np.float64)
+        self._min_p = np.zeros(num_rows, dtype=np.float64)
+        self._top_k = np.zeros(num_rows, dtype=np.int64)
+        self._top_p = np.ones(num_rows, dtype=np.float64)
+        self._seed = np.zeros(num_rows, dtype=np.int64)
+        # Outputs before which the ends are masked; 0 where there is nothing to mask.
+        self._min_tokens = np.zeros(num_rows, dtype=np.int64)
+        # [rows, E] end ids; a row with fewer repeats its first, one with none is never read.
+        self._end_ids = np.zeros((num_rows, 1), dtype=np.int64)
+
+    def set_row(self, row: int, resolved: ResolvedSampling, seed: int) -> None:
+        """Row `row` belongs to a request from now on.
+
+        `seed` (64 bits, signed) is the request's own or the one drawn for it; after a preemption the same one again.
+        """
+        self.clear_row(row)
+        self._is_random[row] = not resolved.is_greedy
+        self._temperature[row] = resolved.temperature
+        self._min_p[row] = resolved.min_p
+        self._top_k[row] = resolved.top_k
+        self._top_p[row] = resolved.top_p
+        self._seed[row] = seed
+        if resolved.end_token_ids:
+            self._min_tokens[row] = resolved.min_tokens
+            self._set_end_ids(row, resolved.end_token_ids)
+
+    def clear_row(self, row: int) -> None:
+        """Row `row` belongs to nobody: back to greedy without masks."""
+        self._is_random[row] = False
+        self._temperature[row] = 0.0
+        self._min_p[row] = 0.0
+        self._top_k[row] = 0
+        self._top_p[row] = 1.0
+        self._seed[row] = 0
+        self._min_tokens[row] = 0
+        self._end_ids[row] = 0
+
+    def sample(self, logits: torch.Tensor, rows: NDArray[np.integer], positions: NDArray[np.integer]) -> Sampled:
+        """Choose a token for each of K entries.
+
+        `logits` [K, vocab] on any device, float32 (others are converted); its values may be overwritten. `rows` [K] names
+        the row of each entry (a row may repeat), `positions` [K] which output of its request this is, from 0. Greedy rows
+        take the largest logit, of several the lowest id.
+        """
+        logits = logits.detach().float()
+        self._mask_ends(logits, rows, positions)
+        ids, largest = _best(logits)
+        drawn = np.flatnonzero(self._is_random[rows] & np.isfinite(largest))
+        if drawn.size:
+            ids[drawn] = self._draw_rows(logits, largest, drawn, rows[drawn], positions[drawn])
+        lost = np.flatnonzero(~np.isfinite(largest))
+        if not lost.size:
+            return Sampled(ids)
+        ids[lost] = NO_TOKEN
+        return Sampled(
+            ids, tuple((int(i), NonFiniteLogitsError(int(rows[i]), int(positions[i]), float(largest[i]))) for i in lost)
+        )
+
+    def _set_end_ids(self, row: int, end_ids: tuple[int, ...]) -> None:
+        missing = len(end_ids) - self._end_ids.shape[1]
+        if missing > 0:
+            # Widen by repeating each row's first id.
+            self._end_ids = np.concatenate([self._end_ids, np.repeat(self._end_ids[:, :1], missing, axis=1)], axis=1)
+        self._end_ids[row] = end_ids[0]
+        self._end_ids[row, : len(end_ids)] = end_ids
+
+    def _mask_ends(self, logits: torch.Tensor, rows: NDArray[np.integer], positions: NDArray[np.integer]) -> None:
+        """Before `min_tokens` outputs no end token can be chosen."""
+        masked = np.flatnonzero(self._min_tokens[rows] > positions)
+        if not masked.size:
+            return
+        entries, ends = masked[:, None], self._end_ids[rows[masked]]
+        if _is_on_host(logits):
+            logits.numpy()[entries, ends] = -np.inf
+            return
+        with torch.inference_mode():  # logits made in that mode may be written in no other
+            logits[torch.from_numpy(entries).to(logits.device), torch.from_numpy(ends).to(logits.device)] = -torch.inf
+
+    def _draw_rows(
+        self,
+        logits: torch.Tensor,
+        largest: NDArray[np.float32],
+        drawn: NDArray[np.intp],
+        rows: NDArray[np.integer],
+        positions: NDArray[np.integer],
+    ) -> list[int]:
+        """Token ids of the entries `drawn`; `rows` and `positions` are theirs."""
+        on_host = _is_on_host(logits)
+        chosen = logits.numpy() if on_host else logits[torch.from_numpy(drawn).to(logits.device)].cpu().numpy()
+        numbers = uniforms(self._seed[rows], positions.astype(np.int64)).tolist()
+        options = zip(
+            drawn.tolist() if on_host else range(len(drawn)),
+            largest[drawn].tolist(),
+            numbers,
+            self._temperature[rows].tolist(),
+            self._min_p[rows].tolist(),
+            self._top_k[rows].tolist(),
+            self._top_p[rows].tolist(),
+        )
+        return [
+            self._draw.draw(chosen[i], best, number, temperature=temperature, min_p=min_p, top_k=top_k, top_p=top_p)
+            for i, best, number, temperature, min_p, top_k, top_p in options
+        ]
+
+
+def _is_on_host(logits: torch.Tensor) -> bool:
+    """Whether numpy can read the logits where they are."""
+    return logits.is_cpu
+
+
+def _best(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """[K] the lowest id of each entry's largest logit, and that logit; NaN counts as largest.
+
+    On the host numpy's argmax: 0.14 ms for 32 x 49,152 where torch took 7.7 ms (AMD EPYC, 2 cores, torch 2.15, numpy 2.4).
+    """
+    if _is_on_host(logits):
+        table = logits.numpy()
+        ids = table.argmax(axis=1)
+        return ids.astype(np.int64, copy=False), table[np.arange(len(ids)), ids]
+    values, indices = logits.max(dim=1)
+    return indices.cpu().numpy(), values.cpu().numpy()

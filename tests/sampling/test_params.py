@@ -1,0 +1,239 @@
+"""What a request may ask: every bad value is refused with its field, value and bound, before anything else happens."""
+
+import copy
+import dataclasses
+import itertools
+import pickle
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blocktable.errors import InvalidInputError, UnknownOptionError
+from blocktable.sampling import params as module
+from blocktable.sampling.params import NOT_SERVED, ResolvedSampling, SamplingParams, collect_end_ids
+
+NAN, INF = float("nan"), float("inf")
+FLAGS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize")
+
+
+def resolve(params: SamplingParams, **changes: Any) -> ResolvedSampling:
+    """For a model of 100 tokens, length 50, end tokens 2 and 3, and a prompt of 10."""
+    return params.resolve(
+        **{"vocab_size": 100, "eos_token_ids": [2, 3], "max_model_len": 50, "num_prompt_tokens": 10} | changes
+    )
+
+
+def test_defaults_are_those_of_vllm() -> None:
+    params = SamplingParams()
+    assert dataclasses.asdict(params) == {
+        "n": 1,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "seed": None,
+        "max_tokens": 16,
+        "min_tokens": 0,
+        "stop": (),
+        "stop_token_ids": (),
+        "ignore_eos": False,
+        "include_stop_str_in_output": False,
+        "skip_special_tokens": True,
+        "detokenize": True,
+    }
+
+
+BAD: list[tuple[str, Any]] = [
+    *(("n", value) for value in (0, -1, 2, 2**31, 10**6, 1.0, True, "1", None)),
+    *(("temperature", value) for value in (NAN, INF, -INF, -0.1, -1, 1e7, 10**400, True, "1", None, [1.0], 1j)),
+    *(("top_p", value) for value in (0, 0.0, 2, 1.0001, -0.5, NAN, INF, True, "0.9", None)),
+    *(("top_k", value) for value in (-2, 1.5, 5.0, 2**31, 2**63, True, "5", None)),
+    *(("min_p", value) for value in (-0.1, 1.1, NAN, INF, True, "0", None)),
+    *(("seed", value) for value in (2**63, -(2**63) - 1, 1.0, True, "7", 10**5000)),
+    *(("max_tokens", value) for value in (0, -1, 2**31, 2**63, 10**5000, 1e308, 5.0, True, "5")),
+    *(("min_tokens", value) for value in (-1, 17, 2**63, 1.0, True, None)),
+    *(("stop", value) for value in (5, b"x", {"a": 1}, iter(["a"]), ["a"] * 33, ["a"] * 10**6)),
+    *(("stop[1]", ["a", value]) for value in ("", "x" * 257, "x" * 10**6, 5, None, ["b"], "\ud800")),
+    ("stop[0]", ""),
+    *(("stop_token_ids", value) for value in (5, "12", {1: 2}, list(range(257)), [1] * 10**6)),
+    *(("stop_token_ids[1]", [1, value]) for value in (-1, 1.0, True, "1", None, 2**31, 2**63)),
+    *((name, value) for name in FLAGS for value in (1, 0, None, "no")),
+]
+
+
+@pytest.mark.parametrize(
+    "field, value", BAD, ids=lambda value: repr(value)[:40] if not isinstance(value, int) else f"int{value.bit_length()}"
+)
+def test_a_bad_value_is_refused_by_field_and_bound(field: str, value: Any) -> None:
+    start = time.process_time()
+    with pytest.raises(InvalidInputError) as refusal:
+        SamplingParams(**{field.partition("[")[0]: value})
+    assert refusal.value.field == field
+    assert refusal.value.bound
+    assert len(str(refusal.value)) < 500
+    assert time.process_time() - start < 5.0, "refusing must not take long, however large the value"
+
+
+AT_THE_BOUND: list[tuple[str, Any]] = [
+    ("n", 1),
+    *(("temperature", value) for value in (0, 1e6, np.float32(0.5))),
+    *(("top_p", value) for value in (1, 1e-9)),
+    *(("top_k", value) for value in (-1, 0, 2**31 - 1)),
+    *(("min_p", value) for value in (0, 1)),
+    *(("seed", value) for value in (0, 2**63 - 1, -(2**63))),
+    *(("max_tokens", value) for value in (1, 2**31 - 1, None, np.int64(5))),
+    ("min_tokens", 16),
+    *(("stop", value) for value in ("x" * 256, ["a"] * 32, ("a",), None)),
+    *(("stop_token_ids", value) for value in ([0, 2**31 - 1], np.array([3, 4]), None)),
+]
+
+
+@pytest.mark.parametrize("name, value", AT_THE_BOUND, ids=lambda value: repr(value)[:40])
+def test_a_value_at_its_bound_is_taken(name: str, value: Any) -> None:
+    SamplingParams(**{name: value})
+
+
+def test_values_come_out_in_one_form() -> None:
+    params = SamplingParams(
+        top_k=-1, stop="a", stop_token_ids=[5, 5, 4], temperature=np.float32(0.5), seed=-1, max_tokens=np.int64(5)
+    )
+    assert params.top_k == 0
+    assert params.stop == ("a",)
+    assert params.stop_token_ids == (5, 4)
+    assert type(params.temperature) is float
+    assert type(params.max_tokens) is int
+    assert params.seed is None
+    assert SamplingParams(stop=["b", "a", "b"]).stop == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    "option, near",
+    [("temprature", "temperature"), ("maxtokens", "max_tokens"), ("top_q", "top_p"), ("stop_token", "stop_token_ids")],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_name(option: str, near: str) -> None:
+    with pytest.raises(UnknownOptionError, match=near) as refusal:
+        SamplingParams(**{option: 1})
+    assert refusal.value.field == option
+
+
+@pytest.mark.parametrize("name", NOT_SERVED)
+def test_an_option_of_vllm_that_is_not_served_is_refused_by_name_unless_it_is_off(name: str) -> None:
+    SamplingParams(**{name: NOT_SERVED[name]})  # type: ignore[arg-type]
+    SamplingParams(**{name: None})  # type: ignore[arg-type]
+    for value in (0.5, 5, [5], {"5": 1.0}, "x", np.ones(3)):
+        with pytest.raises(InvalidInputError, match="not served") as refusal:
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+        assert refusal.value.field == name
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        SamplingParams(stop="x", detokenize=False)
+    assert refusal.value.field == "stop"
+    SamplingParams(stop_token_ids=[5], detokenize=False)
+
+
+def test_a_record_is_frozen_and_compares_copies_and_travels() -> None:
+    params = SamplingParams(temperature=0.5, stop=["a"], seed=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.temperature = 1.0  # type: ignore[misc]
+    for other in (
+        copy.deepcopy(params),
+        pickle.loads(pickle.dumps(params)),
+        dataclasses.replace(params),
+        SamplingParams(temperature=0.5, stop="a", seed=3),
+    ):
+        assert other == params
+        assert hash(other) == hash(params)
+    with pytest.raises(InvalidInputError):
+        dataclasses.replace(params, top_p=2)
+
+
+def test_resolving_bounds_lengths_by_what_is_left() -> None:
+    assert resolve(SamplingParams()).max_tokens == 16
+    assert resolve(SamplingParams(max_tokens=None)).max_tokens == 40
+    assert resolve(SamplingParams(max_tokens=1000)).max_tokens == 40
+    assert resolve(SamplingParams(max_tokens=None, min_tokens=30), num_prompt_tokens=40).min_tokens == 10
+    assert resolve(SamplingParams(), num_prompt_tokens=49).max_tokens == 1
+    # A prompt without room is the core's to refuse; the record stays sound.
+    assert resolve(SamplingParams(), num_prompt_tokens=60).max_tokens == 1
+
+
+def test_resolving_turns_off_what_cannot_narrow() -> None:
+    assert resolve(SamplingParams(top_k=99)).top_k == 99
+    assert resolve(SamplingParams(top_k=100)).top_k == 0
+    assert resolve(SamplingParams(temperature=9e-6)).is_greedy
+    assert not resolve(SamplingParams(temperature=1e-5)).is_greedy
+
+
+def test_a_stop_token_outside_the_vocabulary_is_refused_by_its_place() -> None:
+    resolve(SamplingParams(stop_token_ids=[0, 99]))
+    with pytest.raises(InvalidInputError, match=r"stop_token_ids\[1\]=100: must be 0..99"):
+        resolve(SamplingParams(stop_token_ids=[0, 100]))
+
+
+def ends_are_right() -> bool:
+    """The table of ends: each source alone and together, with and without ignore_eos."""
+    for config, tokenizer, stop_ids, ignore in itertools.product((None, 7, [7, 8]), (None, 9), (None, [5], [7]), (False, True)):
+        eos = module.collect_end_ids(config, tokenizer, None, [-1])
+        named = {7, 8, 9} & ({config} if isinstance(config, int) else set(config or [])) | ({9} if tokenizer else set())
+        got = resolve(SamplingParams(stop_token_ids=stop_ids, ignore_eos=ignore), eos_token_ids=eos)
+        wanted = (set() if ignore else named) | set(stop_ids or [])
+        if got.end_token_ids != tuple(sorted(wanted)):
+            return False
+        for end in wanted:
+            is_own = end in named and not ignore
+            if got.stop_reason(end) != (None if is_own else end):
+                return False
+    return True
+
+
+def test_one_resolved_set_holds_every_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ends_are_right()
+
+    def first_only(*sources: Any) -> frozenset[int]:
+        return frozenset(source for source in sources if isinstance(source, int))
+
+    monkeypatch.setattr(module, "collect_end_ids", first_only)
+    assert not ends_are_right(), "the mutant that reads single ids only must be seen"
+    monkeypatch.undo()
+    whole = SamplingParams.resolve
+
+    def deaf(self: SamplingParams, **given: Any) -> ResolvedSampling:
+        return whole(dataclasses.replace(self, ignore_eos=False), **given)
+
+    monkeypatch.setattr(SamplingParams, "resolve", deaf)
+    assert not ends_are_right(), "the mutant that does not hear ignore_eos must be seen"
+
+
+def test_end_tokens_that_the_model_cannot_produce_are_left_out() -> None:
+    assert resolve(SamplingParams(), eos_token_ids=[2, 100, 5000]).end_token_ids == (2,)
+    assert collect_end_ids(-1, None, [3, -5]) == {3}
+
+
+@pytest.mark.parametrize("check", ["_between", "_whole", "_number", "_flag", "_some", "_refuse_others"])
+def test_a_check_left_out_is_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, some value that must be refused gets through (or falls over untyped)."""
+    lets_through = {
+        "_between": lambda field, number, low, high: number,
+        "_whole": lambda field, value: value,
+        "_number": lambda field, value, **_: value,
+        "_flag": lambda field, value: value,
+        "_some": lambda field, value, limit, what: list(value),
+        "_refuse_others": lambda others, served: None,
+    }
+    monkeypatch.setattr(module, check, lets_through[check])
+
+    def refused(name: str, value: Any) -> bool:
+        try:
+            SamplingParams(**{name: value})
+        except InvalidInputError:
+            return True
+        except Exception:
+            return False
+        return False
+
+    values = [(field.partition("[")[0], value) for field, value in BAD]
+    assert not all(refused(*pair) for pair in [*values, ("temprature", 1), ("logprobs", 5)])
