@@ -4,12 +4,13 @@ Before: `rust/py/src/error.rs` maps every refusal of the core to one of these; t
 options and requests. Nothing else is raised on bad input.
 """
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from reprlib import Repr
-from typing import Any, Iterable
+from typing import Any
 
-
-_short = Repr(maxstring=200, maxother=200, maxlong=40)
+_short = Repr()
+_short.maxstring = _short.maxother = 200
 
 
 def _shown(value: Any) -> str:
@@ -41,7 +42,9 @@ class UnknownOptionError(InvalidInputError):
     def __init__(self, option: str, value: Any, known: Iterable[str]) -> None:
         names = sorted(known)
         near = get_close_matches(option, names, n=3)
-        bound = f"unknown option; did you mean {' or '.join(near)}?" if near else f"unknown option; known are {', '.join(names)}"
+        bound = (
+            f"unknown option; did you mean {' or '.join(near)}?" if near else f"unknown option; known are {', '.join(names)}"
+        )
         super().__init__(option, value, bound)
 
 
