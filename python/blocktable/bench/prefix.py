@@ -1,0 +1,94 @@
+"""Times what a prompt costs on its way in: submit through Python, and finding its cached prefix inside Rust.
+
+Before: `blocktable bench prefix`. After: one row per prompt length, cache state and pool.
+"""
+
+import argparse
+from collections.abc import Iterator
+from time import thread_time_ns
+
+import numpy as np
+
+from .._core import Scheduler, bench_match
+from .clock import Samples
+from .command import count
+from .load import BLOCK_SIZE, VOCAB_SIZE, Ids, run_to_end
+from .row import Row, check, read_peer_rows, with_peers
+
+SUMMARY = """Submit prompts, and match them against the prefix cache: us a prompt.
+
+`add_us` is `Scheduler.submit` of a Python list and `add_array_us` of an int64 numpy array, both in thread CPU time;
+`cached` says whether the prompt's content is in the cache then. `match_us` is match + pin + release of a prompt whose
+keys are known, timed inside Rust on a pool that is `fresh` or `aged` (full of cached content, its free queue shuffled).
+`fork_us` comes with forks."""
+
+
+TABLE = (
+    "tokens", "cached", "blocks", "pool", "add_us", "add_array_us", "match_us", "peer", "peer_add_us", "ratio_add_us",
+)  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which rows."""
+    parser.add_argument("--tokens", type=count, nargs="+", default=[512, 8192, 32768], help="prompt lengths (512 8192 32768)")
+    parser.add_argument("--blocks", type=count, nargs="+", default=[100_000, 1_000_000], help="pool sizes (100k 1M)")
+    parser.add_argument("--cached", choices=["true", "false"], nargs="+", default=["true", "false"])
+    parser.add_argument("--pool", choices=["fresh", "aged"], nargs="+", default=["fresh", "aged"])
+    parser.add_argument("--rounds", type=count, default=200, help="prompts timed per row (200)")
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """One row per combination. A submission is timed once per prompt length and cache state: no pool is touched by it."""
+    if options.smoke:
+        options.tokens, options.blocks, options.rounds = [512], [10_000], 20
+    peers = [row | {"tokens": row.get("prompt")} for row in read_peer_rows(options.peer_json) if row.get("caching", True)]
+    for tokens in options.tokens:
+        for cached in (text == "true" for text in options.cached):
+            add_us, add_array_us = _time_submit(tokens, cached=cached, rounds=options.rounds)
+            for blocks in options.blocks:
+                for pool in options.pool:
+                    aged = pool == "aged"
+                    match = bench_match(num_blocks=blocks, tokens=tokens, cached=cached, aged=aged, rounds=options.rounds)
+                    keys: Row = {"bench": "prefix", "tokens": tokens, "cached": cached, "blocks": blocks, "pool": pool}
+                    row = keys | {"add_us": add_us, "add_array_us": add_array_us, "match_us": match["match_us"]}
+                    yield row if cached else with_peers(row, peers, ["tokens"], ["add_us"])
+
+
+def _time_submit(tokens: int, *, cached: bool, rounds: int) -> tuple[float, float]:
+    """Median us of a submission from a list and from an array."""
+    scheduler = Scheduler(
+        num_blocks=2 * (tokens // BLOCK_SIZE + 2) + 1,
+        block_size=BLOCK_SIZE,
+        vocab_size=VOCAB_SIZE,
+        max_model_len=tokens + 1,
+        max_num_seqs=1,
+        max_num_batched_tokens=8192,
+    )
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(0, VOCAB_SIZE, (1 if cached else rounds + 1, tokens))
+    _check_cache(scheduler, prompts[0], cached=cached)
+    as_list, as_array = np.empty(rounds, np.int64), np.empty(rounds, np.int64)
+    for i in range(rounds):
+        prompt = prompts[0 if cached else i + 1]
+        _submit_once(scheduler, prompt.tolist(), as_list, i)
+        _submit_once(scheduler, prompt, as_array, i)
+    return round(float(np.median(as_list)) / 1000, 3), round(float(np.median(as_array)) / 1000, 3)
+
+
+def _submit_once(scheduler: Scheduler, prompt: list[int] | Ids, into: Samples, i: int) -> None:
+    start = thread_time_ns()
+    request = scheduler.submit(prompt, max_tokens=1)
+    into[i] = thread_time_ns() - start
+    scheduler.abort(request)
+
+
+def _check_cache(scheduler: Scheduler, prompt: Ids, *, cached: bool) -> None:
+    """Run the prompt once so that it is cached; a second run finds all but its last block."""
+    run_to_end(scheduler, scheduler.submit(prompt, max_tokens=1))
+    again = scheduler.submit(prompt, max_tokens=1)
+    run_to_end(scheduler, again)
+    found = scheduler.num_cached_tokens(again)
+    expected = (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE
+    check(holds=found == expected, what=f"{expected} of {len(prompt)} tokens are cached, found {found}")
+    if not cached:
+        scheduler.reset_prefix_cache()

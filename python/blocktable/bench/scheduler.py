@@ -1,0 +1,128 @@
+"""Times `Scheduler.plan` and `Scheduler.commit` through Python, the model replaced by random ids.
+
+Before: `blocktable bench scheduler`. After: one row per case. Prefix caching on, blocks of 16 tokens, prompts of 513 to
+528 tokens, new ids every step from an int64 buffer; thread CPU time, with wall time beside it.
+"""
+
+import argparse
+import gc
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import product
+
+import numpy as np
+
+from .clock import clock_cost_ns, floor_samples, quantiles_us
+from .command import count, count_or_zero
+from .episode import LEAST_ROWS_TO_AGE, Case, Episode, Timing
+from .row import Row, read_peer_rows, with_peers
+
+SUMMARY = """Plan and commit decode steps: us a step, with their tail, and what the step allocates.
+
+case      steady: every sequence gets one token, nobody comes or goes
+          head_retried: rows are free, but the first of the waiting does not fit and is tried again each step
+          turnover: one finish and one admission (a prompt of 513 tokens) a step
+pool      fresh, or aged: full of cached content, its free queue shuffled
+phase     spread: every step 1/16 of the sequences need a new block; aligned: all need it in the same step
+gap_ms    a pause before each step, which lets the caches go cold
+floor_us  an empty loop with the same median: what the machine itself adds to the tail
+
+Times are CPU time of the thread (one reading costs clock_ns); wall_step_us is wall time. Without options a small set of
+rows is run; with any of the options that name rows, all their combinations. A quantile that has too few steps behind it
+is null: p9999 needs --steps 10000. allocs_per_step is null in a build that does not count. Rows with expiries come with
+deadlines."""
+
+TABLE = (
+    "running", "waiting", "case", "pool", "phase", "gap_ms", "plan_us_p50", "commit_us_p50", "step_us_p50", "step_us_p99",
+    "step_us_p999", "step_us_max", "wall_step_us_p50", "floor_us_p99", "floor_us_p999", "ns_per_seq", "finishes_per_step",
+    "gc_objects_per_step", "allocs_per_step", "peer", "peer_step_us_p50", "ratio_step_us_p50",
+)  # fmt: skip
+"""Columns of the table for people; the JSON lines have all."""
+
+
+DEFAULT_SET = (
+    Case(1),
+    Case(32),
+    Case(256),
+    Case(1024),
+    Case(1024, pool="aged"),
+    Case(1024, phase="aligned"),
+    Case(1024, waiting=10_000),
+    Case(1024, waiting=10_000, case="head_retried"),
+    Case(1024, case="turnover"),
+    Case(1024, waiting=10_000, case="turnover"),
+    Case(1024, gap_ms=10),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Which rows, and how long."""
+    parser.add_argument("--running", type=count, nargs="+", help="sequences that decode (1 32 256 1024 8192)")
+    parser.add_argument("--waiting", type=count_or_zero, nargs="+", help="requests that wait behind them (0 10000)")
+    parser.add_argument("--case", choices=["steady", "head_retried", "turnover"], nargs="+")
+    parser.add_argument("--policy", choices=["fcfs"], nargs="+")
+    parser.add_argument("--pool", choices=["fresh", "aged"], nargs="+")
+    parser.add_argument("--phase", choices=["spread", "aligned"], nargs="+")
+    parser.add_argument("--gap-ms", type=count_or_zero, nargs="+", help="pause before each step (0 10)")
+    parser.add_argument("--blocks", type=count, default=1_000_000, help="pool size (1M); head_retried makes its own small one")
+    parser.add_argument("--steps", type=count, default=2560, help="steps timed per row (2560), a tenth with a pause")
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """One row per case."""
+    peers = [row for row in read_peer_rows(options.peer_json) if row.get("caching", True)]
+    steps, blocks = (64, 20_000) if options.smoke else (options.steps, options.blocks)
+    for case in _cases(options):
+        if case.case == "head_retried" and case.waiting == 0:
+            print(f"left out, nobody waits: {case}", file=sys.stderr)
+            continue
+        if case.pool == "aged" and case.waiting and case.running < LEAST_ROWS_TO_AGE:
+            print(f"left out, a pool does not age with fewer than {LEAST_ROWS_TO_AGE} sequences: {case}", file=sys.stderr)
+            continue
+        row = _row(case, blocks, max(64, steps // 10) if case.gap_ms else steps)
+        steady = case.case == "steady" and case.waiting == 0 and case.gap_ms == 0
+        yield with_peers(row, peers, ["running"], ["step_us_p50", "step_us_p99", "ns_per_seq"]) if steady else row
+
+
+def _cases(options: argparse.Namespace) -> list[Case]:
+    """Every combination of what was named; what was not named has its first value. Nothing named: the default set."""
+    named = {
+        name: values
+        for name in ("running", "waiting", "case", "policy", "pool", "phase", "gap_ms")
+        if (values := getattr(options, name)) is not None
+    }
+    if not named:
+        smoke = (Case(1), Case(32), Case(32, waiting=50, case="head_retried"), Case(32, case="turnover"), Case(32, pool="aged"))
+        return list(smoke if options.smoke else DEFAULT_SET)
+    return [replace(Case(1024), **dict(zip(named, values))) for values in product(*named.values())]
+
+
+def _row(case: Case, blocks: int, steps: int) -> Row:
+    episode = Episode(case, num_blocks=blocks, rng=np.random.default_rng(0))
+    episode.check_answers()
+    gc.collect()
+    gc.freeze()
+    try:
+        timing = episode.time_steps(steps)
+        made = episode.count_made(min(256, steps))
+    finally:
+        gc.unfreeze()
+    episode.check_drained()
+    keys: Row = {"bench": "scheduler", **asdict(case), "blocks": episode.num_blocks, "steps": steps}
+    return keys | _figures(timing, case.running) | made
+
+
+def _figures(timing: Timing, running: int) -> Row:
+    step = timing.plan_ns + timing.commit_ns
+    p50_ns = int(np.median(step))
+    return {
+        **quantiles_us("plan", timing.plan_ns),
+        **quantiles_us("commit", timing.commit_ns),
+        **quantiles_us("step", step),
+        **quantiles_us("wall_step", timing.wall_ns),
+        **quantiles_us("floor", floor_samples(p50_ns, len(step))),
+        "clock_ns": clock_cost_ns(),
+        "ns_per_seq": round(p50_ns / running, 1),
+        "finishes_per_step": round(timing.finishes / len(step), 4),
+    }

@@ -1,0 +1,86 @@
+"""The command `blocktable`: which subcommand, and what its end means to a shell.
+
+Before: a shell, or `python -m blocktable`. After: `generate.py`, or `blocktable.bench`; each is loaded only when it runs.
+Always: bad input ends with one line and exit code 2, an interrupt with 130 (a termination with 143), and no traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from .. import __version__
+from ..errors import BlocktableError
+from . import generate_options
+from .interrupts import Interrupted, interruptible
+
+DESCRIPTION = "Serve language models from a paged KV cache, and measure how well that goes."
+EPILOG = """\
+examples:
+  blocktable generate --demo                         eight chat prompts with one system prompt
+  blocktable generate "Why is the sky blue?"         one prompt of your own
+  blocktable generate --help                         every option
+  blocktable bench scheduler                         plan and commit, timed (needs no torch)
+"""
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments (default: of the process); returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = make_parser(given).parse_args(given)
+    run: Run = options.run
+    try:
+        with interruptible():
+            return run(options)
+    except Interrupted as interrupt:
+        print("interrupted", file=sys.stderr)
+        return interrupt.exit_code
+    except BlocktableError as error:
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        print(f"blocktable: error: {error}{notes}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # Whoever read our output has gone, which is no fault: `blocktable … | head`.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def make_parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the whole command. `given` tells which subcommand's options are wanted, so that no other is loaded."""
+    parser = argparse.ArgumentParser(
+        prog="blocktable", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"blocktable {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
+    generate = commands.add_parser(
+        "generate",
+        help="answer prompts, streaming, and report how the KV blocks were used",
+        description=generate_options.DESCRIPTION,
+        epilog=generate_options.EPILOG,
+        formatter_class=generate_options.HelpFormatter,
+    )
+    generate_options.add_options(generate)
+    generate.set_defaults(run=_run_generate)
+    bench = commands.add_parser("bench", help="measure the core or the engine; see blocktable bench --help")
+    if "bench" in given[:1]:
+        from ..bench import command as bench_command
+
+        bench_command.add_subcommands(bench)
+    bench.set_defaults(run=_run_bench)
+    return parser
+
+
+def _run_generate(options: argparse.Namespace) -> int:
+    from . import generate
+
+    return generate.run(options)
+
+
+def _run_bench(options: argparse.Namespace) -> int:
+    from ..bench import command as bench_command
+
+    return bench_command.run(options)

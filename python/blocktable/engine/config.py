@@ -1,0 +1,140 @@
+"""The engine's options: one frozen record, checked once.
+
+Before: `LLM(model, **options)` and the CLI name options. After: `llm.py` builds scheduler, model and memory from them.
+A record that exists holds only values inside their bounds, so nothing behind it checks them again. What depends on the
+model (its length, its vocabulary) is checked when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import InvalidInputError, UnknownOptionError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""Names of `dtype`; `auto` is what the device runs best: float32 on a CPU, else what the model was saved in."""
+
+WEIGHT_LAYOUTS = ("auto", "as_loaded", "transposed")
+
+MAX_BLOCK_SIZE = 4096
+MAX_NUM_BLOCKS = 2**31 - 1
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine is built from. Names are vLLM's where vLLM has the option (`num_blocks` is its
+    `num_gpu_blocks_override`, `memory_share` its `gpu_memory_utilization`).
+
+    Raises `InvalidInputError` (field, value, bound) on a value outside its bound.
+    """
+
+    model: str = "in memory"
+    """Local directory, hub id, or GGUF file."""
+    tokenizer: str | None = None
+    """Where the tokenizer is, if not with the model."""
+    dtype: str = "auto"
+    """Weights and KV rows: `auto`, `float32`, `bfloat16`, `float16`."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`, ..."""
+    weight_layout: str = "auto"
+    """How linear weights lie in memory on a CPU: `auto` (timed on this machine), `as_loaded`, `transposed`."""
+    self_check: bool = True
+    """Compare paged attention with the model's own when the model is loaded."""
+    max_model_len: int | None = None
+    """Prompt and output tokens of one sequence at most; None = what the model was made for."""
+    block_size: int = 16
+    """Tokens a KV block."""
+    num_blocks: int | None = None
+    """KV blocks in all, the null block among them; goes before the two sizes below."""
+    kv_cache_memory_bytes: int | None = None
+    """Bytes for the KV memory; goes before `memory_share`."""
+    memory_share: float | None = None
+    """Share of the device's memory that weights and KV memory may take; None = a default of the device."""
+    max_num_seqs: int = 256
+    """Sequences that run at once, at most."""
+    max_num_batched_tokens: int = 2048
+    """Tokens of one step, prompt chunks and decodes together, at most."""
+    max_waiting: int = 4096
+    """Requests that wait, at most; one more is refused with `QueueFullError`."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV blocks of equal prompt beginnings."""
+    long_prefill_threshold: int = 0
+    """Prompt tokens that one sequence may take of a step; 0 = the whole budget."""
+    max_preemptions: int = 16
+    """A request preempted as often is taken again only when there is no other victim."""
+    seed: int = 0
+    """Where the random numbers of requests without a seed of their own begin."""
+    num_threads: int | None = None
+    """CPU threads of the model (`torch.set_num_threads`, which holds for the process); None = leave as they are."""
+    max_step_retries: int = 2
+    """Times that a step whose model failed runs again before its requests end with an error."""
+
+    def __post_init__(self) -> None:
+        _need_text("model", self.model)
+        _need_text("tokenizer", self.tokenizer, optional=True)
+        _need_one_of("dtype", self.dtype, DTYPES)
+        _need_text("device", self.device)
+        _need_one_of("weight_layout", self.weight_layout, WEIGHT_LAYOUTS)
+        _need_bool("self_check", self.self_check)
+        _need_int("max_model_len", self.max_model_len, 2, 2**27, optional=True)
+        _need_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        _need_int("num_blocks", self.num_blocks, 2, MAX_NUM_BLOCKS, optional=True)
+        _need_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, 2**63 - 1, optional=True)
+        _need_share("memory_share", self.memory_share)
+        _need_int("max_num_seqs", self.max_num_seqs, 1, 65536)
+        _need_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**22)
+        _need_int("max_waiting", self.max_waiting, 1, 2**24)
+        _need_bool("enable_prefix_caching", self.enable_prefix_caching)
+        _need_int("long_prefill_threshold", self.long_prefill_threshold, 0, 2**27)
+        _need_int("max_preemptions", self.max_preemptions, 0, 2**16)
+        _need_int("seed", self.seed, 0, MAX_SEED)
+        _need_int("num_threads", self.num_threads, 1, 1024, optional=True)
+        _need_int("max_step_retries", self.max_step_retries, 0, 100)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
+        """The record of these options. Raises `UnknownOptionError` naming the nearest, and `InvalidInputError`."""
+        known = {field.name for field in fields(cls)}
+        for name, value in options.items():
+            if name not in known:
+                raise UnknownOptionError(name, value, known)
+        return cls(**options)
+
+
+def _need_text(field: str, value: Any, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    if not isinstance(value, str) or not value:
+        raise InvalidInputError(field, value, "must be a text that is not empty")
+
+
+def _need_one_of(field: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InvalidInputError(field, value, f"must be one of {', '.join(known)}")
+
+
+def _need_bool(field: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidInputError(field, value, "must be True or False")
+
+
+def _need_int(field: str, value: Any, low: int, high: int, optional: bool = False) -> None:
+    if optional and value is None:
+        return
+    # bool is an int in Python; an option that counts is never meant by one.
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInputError(field, value, f"must be a whole number from {low} to {high}")
+    if not low <= value <= high:
+        raise InvalidInputError(field, value, f"must be {low}..{high}")
+
+
+def _need_share(field: str, value: Any) -> None:
+    if value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not 0 < value <= 1:
+        raise InvalidInputError(field, value, "must be above 0 and at most 1")

@@ -1,0 +1,118 @@
+"""One request from the moment it is queued to its end: what it asked, where it runs, what it gives back.
+
+Before: `step_loop.py` makes one when the core has accepted a prompt. After: the `RequestOutput` that its caller reads.
+Always: it is ended exactly once, and gives back exactly one output that is finished.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from .. import _core
+from ..sampling.params import ResolvedSampling
+from ..text.output_text import OutputText
+from ..text.tokenizer import Tokenizer
+from .output_rows import NO_OUTPUTS, SavedOutputs
+from .outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from .request import Prompt
+
+NANOSECONDS = 1_000_000_000
+
+Inbox = deque[RequestOutput]
+"""Where a caller takes the outputs of its own requests from, oldest first."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveRequest:
+    """`id` is the core's. Times are nanoseconds of `time.perf_counter_ns`."""
+
+    id: int
+    prompt: Prompt
+    sampling: ResolvedSampling
+    seed: int
+    inbox: Inbox
+    is_streamed: bool
+    arrived_ns: int
+    text: OutputText | None
+    """Runs along with a request that streams or has stop strings; the others' text is made at the end."""
+    row: int | None = None
+    """Row of the plan's tables, while it has one."""
+    saved: SavedOutputs = NO_OUTPUTS
+    """Outputs while it has no row."""
+    num_cached: int | None = None
+    num_preemptions: int = 0
+    error: Exception | None = field(default=None, repr=False)
+    """Why it ended with an error."""
+    is_ended: bool = False
+
+    def take_token(self, token_id: int, *, ended_by_token: bool) -> str:
+        """One more output token of a request whose text runs along: the piece of text that it made whole, perhaps none."""
+        return "" if self.text is None else self.text.push((token_id,), ended_by_token=ended_by_token)
+
+    def give(self, piece: str, token_id: int) -> None:
+        """Hand out a streamed token and the text that it made whole."""
+        self.inbox.append(self._output(piece, [token_id]))
+
+    def end(
+        self, code: int, outputs: SavedOutputs, tokenizer: Tokenizer | None, *, piece: str = "", is_new: bool = False
+    ) -> None:
+        """It has ended with the core's `code` and these outputs: hand out the last output, which holds everything.
+
+        That of a streamed request holds what is new: `piece`, the last token if it `is_new`, and what had been held back.
+        """
+        self.is_ended = True
+        token_ids: list[int] = outputs.token_ids.tolist()
+        text = self.text
+        if text is None:
+            text = OutputText(tokenizer, self.prompt.token_ids, self.sampling)
+            text.push(token_ids, ended_by_token=self.is_end_token(code, token_ids[-1:]))
+        piece += text.finish()
+        if self.is_streamed:
+            output = self._output(piece, token_ids[-1:] if is_new else [], finished=True)
+        else:
+            output = self._output(text.text, token_ids, finished=True)
+        self._tell_why(output.outputs[0], code, text, token_ids)
+        output.metrics = self._metrics(outputs)
+        self.inbox.append(output)
+
+    def is_end_token(self, code: int, last: list[int]) -> bool:
+        """Whether `code` says that `last`, the newest token in a list of one or none, ended the text."""
+        return code == _core.END_FINISHED_STOP and any(token_id in self.sampling.end_token_ids for token_id in last)
+
+    def _tell_why(self, answer: CompletionOutput, code: int, text: OutputText, token_ids: list[int]) -> None:
+        answer.finish_reason = self._finish_reason(code, text)
+        if answer.finish_reason != "stop":
+            return
+        if text.stop_string is not None:
+            answer.stop_reason = text.stop_string
+        elif token_ids:
+            answer.stop_reason = self.sampling.stop_reason(token_ids[-1])
+
+    def _finish_reason(self, code: int, text: OutputText) -> FinishReason:
+        if self.error is not None:
+            return "error"
+        # A stop string that the last allowed token completed counts as a stop.
+        if code == _core.END_FINISHED_STOP or (code == _core.END_FINISHED_LENGTH and text.stop_string is not None):
+            return "stop"
+        return "length" if code == _core.END_FINISHED_LENGTH else "abort"
+
+    def _output(self, text: str, token_ids: list[int], *, finished: bool = False) -> RequestOutput:
+        return RequestOutput(
+            request_id=str(self.id),
+            prompt=self.prompt.text,
+            prompt_token_ids=self.prompt.token_ids,
+            outputs=[CompletionOutput(index=0, text=text, token_ids=token_ids)],
+            finished=finished,
+            num_cached_tokens=self.num_cached,
+        )
+
+    def _metrics(self, outputs: SavedOutputs) -> RequestMetrics:
+        count = len(outputs.token_ids)
+        return RequestMetrics(
+            arrival_time=self.arrived_ns / NANOSECONDS,
+            first_token_ts=outputs.first_ns / NANOSECONDS if count else None,
+            last_token_ts=outputs.last_ns / NANOSECONDS if count else None,
+            num_generation_tokens=count,
+            num_preemptions=self.num_preemptions,
+        )

@@ -1,0 +1,210 @@
+"""The door of the engine: prompts in, answers out, from Python.
+
+Before: a caller names a model and options. After: `batch.py` and `step_loop.py` run what was asked. Always: bad input is
+refused with a typed error before anything is queued, and the engine goes on; two engines in a process share nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib import import_module
+from types import TracebackType
+from typing import Any, Self
+
+from .._core import Scheduler
+from ..errors import InvalidInputError
+from ..sampling.params import ResolvedSampling, SamplingParams
+from .batch import Batch, Job, Stream
+from .build import Engine, build_engine
+from .config import EngineConfig
+from .live_request import Inbox
+from .outputs import RequestOutput
+from .report import KVReport, make_report
+from .request import Prompt, read_chats, read_prompts
+
+
+class LLM:
+    """A model and its engine.
+
+    `model` is a local directory, a hub id, a GGUF file, or a transformers model in memory; the options are those of
+    `EngineConfig`. Raises `UnknownOptionError`, `InvalidInputError`, `ModelLoadError`, `UnsupportedModelError`.
+    """
+
+    def __init__(self, model: Any, *, tokenizer: Any = None, **options: Any) -> None:
+        self._engine: Engine | None = build_engine(model, tokenizer, options)
+        self._inbox: Inbox = deque()
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine was built from, with what the model left to decide."""
+        return self._open.config
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The core's scheduler: to look at (`stats`, `audit`), not to drive."""
+        return self._open.loop.scheduler
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `chat` can work."""
+        tokenizer = self._open.tokenizer
+        return tokenizer is not None and tokenizer.has_chat_template
+
+    def generate(
+        self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, use_tqdm: bool = False
+    ) -> list[RequestOutput]:
+        """Answer every prompt; the results stand in the order of the prompts.
+
+        `prompts`: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those. `sampling_params`: one for
+        all, or one for each prompt. Raises `InvalidInputError` or `NeverFitsError` for any bad one, before any runs.
+        """
+        jobs = self._jobs(self._read(prompts), sampling_params)
+        return self._run(jobs, use_tqdm)
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = False,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages with `role` and `content`) or a list of them, as `generate` does."""
+        prompts = self._read_chats(messages, add_generation_prompt)
+        return self._run(self._jobs(prompts, sampling_params), use_tqdm)
+
+    def stream(self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None) -> Stream:
+        """As `generate`, but yields (place of the prompt, output) for every token as it comes.
+
+        An output's `text` and `token_ids` are what is new; the one with `finished` set is the last of its prompt and
+        brings reason and metrics. Everything is checked and queued before this returns. Closing the iterator ends its
+        requests.
+        """
+        return self._stream(self._jobs(self._read(prompts), sampling_params))
+
+    def stream_chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> Stream:
+        """As `stream`, for one conversation or a list of them."""
+        return self._stream(self._jobs(self._read_chats(messages, add_generation_prompt), sampling_params))
+
+    def add_request(self, prompt: Any, sampling_params: SamplingParams | None = None) -> str:
+        """Queue one prompt for `step`; returns its request id.
+
+        Raises `InvalidInputError`, `NeverFitsError`, or `QueueFullError`; nothing is queued then.
+        """
+        jobs = self._jobs(self._read(prompt), sampling_params)
+        if len(jobs) != 1:
+            raise InvalidInputError("prompt", prompt, "must be one prompt")
+        return str(self._open.loop.add(jobs[0].prompt, jobs[0].sampling, self._inbox))
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; returns the requests of `add_request` that have ended since the last call."""
+        self._open.loop.step()
+        ended = list(self._inbox)
+        self._inbox.clear()
+        return ended
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has something to run or to return."""
+        return bool(self._inbox) or self._open.loop.has_unfinished
+
+    def abort(self, request_id: str) -> bool:
+        """End a request, from any thread: its output comes with the finish reason `abort`. False if it has ended already."""
+        return request_id.isdecimal() and self._open.loop.abort(int(request_id))
+
+    def abort_all(self) -> None:
+        """End every request, of whoever; all KV blocks are free then."""
+        self._open.loop.abandon()
+
+    def kv_report(self) -> KVReport:
+        """How the KV blocks were used since the engine started, and what planning cost."""
+        engine = self._open
+        stats, sizing = engine.loop.scheduler.stats(), engine.sizing
+        return make_report(stats, engine.loop.times, block_size=sizing.block_size, bytes_per_block=sizing.bytes_per_block)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget cached prefixes that no running request uses; returns how many blocks forgot theirs."""
+        return self._open.loop.scheduler.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Abort what runs and give the memory back. The second time it does nothing."""
+        if self._engine is None:
+            return
+        engine, self._engine = self._engine, None
+        engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+    @property
+    def _open(self) -> Engine:
+        if self._engine is None:
+            raise InvalidInputError("LLM", "shut down", "the engine was shut down: make a new one")
+        return self._engine
+
+    def _run(self, jobs: Sequence[Job], use_tqdm: bool) -> list[RequestOutput]:
+        results: dict[int, RequestOutput] = {}
+        with _progress_bar(len(jobs)) if use_tqdm else nullcontext() as bar, Batch(self._open.loop, jobs) as batch:
+            for place, output in batch.outputs():
+                results[place] = output
+                if bar is not None:
+                    bar.update()
+        return [results[place] for place in range(len(jobs))]
+
+    def _stream(self, jobs: Sequence[Job]) -> Stream:
+        return Stream(Batch(self._open.loop, jobs, is_streamed=True))
+
+    def _read(self, prompts: Any) -> list[Prompt]:
+        engine = self._open
+        return read_prompts(prompts, encoder=engine.tokenizer, vocab_size=engine.loaded.vocab_size)
+
+    def _read_chats(self, messages: Any, add_generation_prompt: bool) -> list[Prompt]:
+        engine = self._open
+        return read_chats(
+            messages,
+            renderer=engine.tokenizer,
+            vocab_size=engine.loaded.vocab_size,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def _jobs(self, prompts: Sequence[Prompt], params: Any) -> list[Job]:
+        """Each prompt with its own resolved parameters."""
+        if params is None or isinstance(params, SamplingParams):
+            every = [params or SamplingParams()] * len(prompts)
+        elif isinstance(params, Sequence) and not isinstance(params, str | bytes):
+            every = list(params)
+        else:
+            raise InvalidInputError("sampling_params", params, "must be SamplingParams, or one for each prompt")
+        if len(every) != len(prompts):
+            raise InvalidInputError(
+                "sampling_params", f"{len(every)} for {len(prompts)} prompts", "must be one for each prompt"
+            )
+        return [Job(prompt, self._resolve(place, prompt, one)) for place, (prompt, one) in enumerate(zip(prompts, every))]
+
+    def _resolve(self, place: int, prompt: Prompt, params: Any) -> ResolvedSampling:
+        engine = self._open
+        if not isinstance(params, SamplingParams):
+            raise InvalidInputError(f"sampling_params[{place}]", params, "must be SamplingParams")
+        if params.stop and engine.tokenizer is None:
+            raise InvalidInputError("stop", params.stop, "this engine has no tokenizer: use stop_token_ids")
+        return params.resolve(
+            vocab_size=engine.loaded.vocab_size,
+            eos_token_ids=engine.loaded.eos_token_ids,
+            max_model_len=engine.max_model_len,
+            num_prompt_tokens=len(prompt.token_ids),
+        )
+
+
+def _progress_bar(total: int) -> Any:
+    """A bar with one tick for each prompt that has ended."""
+    return import_module("tqdm").tqdm(total=total, desc="prompts", unit="prompt", dynamic_ncols=True)

@@ -1,0 +1,336 @@
+"""Runs the steps: plan, forward, sample, commit, in turn, on the caller's thread.
+
+Before: `llm.py` adds requests and asks for steps. After: each request's outputs lie in its inbox. Always: after `step`,
+however it ended, no step is in flight; a request that was added ends exactly once. If anything but the model fails, or the
+caller interrupts, every request is aborted and every block is free before the exception goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import _core
+from .._core import Commit, Plan, Scheduler
+from ..errors import WrongStepError
+from ..sampling.params import ResolvedSampling
+from ..sampling.random_numbers import SeedSource
+from ..sampling.sampler import Sampled, Sampler
+from ..text.output_text import OutputText
+from ..text.tokenizer import Tokenizer
+from .live_request import Inbox, LiveRequest
+from .output_rows import OutputRows, SavedOutputs
+from .report import StepTimes
+from .request import Prompt
+
+logger = logging.getLogger("blocktable.engine")
+
+NO_STEP = 2**63 - 1
+"""No step has this number: naming it makes the core say which one is in flight."""
+
+
+class Forward(Protocol):
+    """The part of `ModelRunner` that a step needs."""
+
+    def forward(self, plan: Plan) -> torch.Tensor:
+        """[K, vocab] logits of the plan's `sample_rows`."""
+
+
+class StepLoop:
+    """One engine's requests and its steps. Safe to call from several threads: a call waits for the step under way."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: Forward,
+        sampler: Sampler,
+        tokenizer: Tokenizer | None,
+        seeds: SeedSource,
+        num_rows: int,
+        max_step_retries: int,
+    ) -> None:
+        self.scheduler = scheduler
+        self.times = StepTimes()
+        self._runner = runner
+        self._sampler = sampler
+        self._tokenizer = tokenizer
+        self._seeds = seeds
+        self._max_step_retries = max_step_retries
+        self._outputs = OutputRows(num_rows)
+        self._requests: dict[int, LiveRequest] = {}
+        self._request_of_row: list[LiveRequest | None] = [None] * num_rows
+        self._has_text = np.zeros(num_rows, dtype=np.bool_)
+        self._num_live = 0
+        self._failures = 0  # of the model, in a row
+        self._is_torn = False  # a call was left half way
+        self._turn = threading.RLock()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a request was added that has not ended."""
+        return self._num_live > 0
+
+    def add(
+        self,
+        prompt: Prompt,
+        sampling: ResolvedSampling,
+        inbox: Inbox,
+        *,
+        is_streamed: bool = False,
+        arrived_ns: int | None = None,
+    ) -> int:
+        """Queue one request; returns its id. Its outputs go to `inbox`: one at its end, or, if it is streamed, one a token.
+
+        Raises what `Scheduler.submit` does: `InvalidInputError`, `NeverFitsError`, `QueueFullError`; nothing is queued then.
+        """
+        with self._turn:
+            self._mend()
+            now_ns = time.perf_counter_ns()
+            number = self.scheduler.submit(
+                prompt.array,
+                max_tokens=sampling.max_tokens,
+                min_tokens=sampling.min_tokens,
+                stop_token_ids=sampling.end_token_ids,
+                now_us=now_ns // 1000,
+            )
+            needs_text = is_streamed or bool(sampling.stop)
+            self._requests[number] = LiveRequest(
+                id=number,
+                prompt=prompt,
+                sampling=sampling,
+                seed=self._seeds.draw() if sampling.seed is None else sampling.seed,
+                inbox=inbox,
+                is_streamed=is_streamed,
+                arrived_ns=now_ns if arrived_ns is None else arrived_ns,
+                text=OutputText(self._tokenizer, prompt.token_ids, sampling) if needs_text else None,
+            )
+            self._num_live += 1
+            return number
+
+    def abort(self, number: int) -> bool:
+        """End a request in whatever state it is; false if it has ended already or never was."""
+        with self._turn:
+            request = self._requests.get(number)
+            if request is None or request.is_ended:
+                return False
+            self.scheduler.abort(number)
+            self._end(request, _core.END_ABORTED)
+            return True
+
+    def step(self) -> None:
+        """Run one step: outputs go to the inboxes. With nothing to run it only tells ends.
+
+        A failure of the model is tried again, `max_step_retries` times in a row; then the requests of that step end with an
+        error. Any other exception (`KeyboardInterrupt` among them) aborts all requests, frees everything and goes on.
+        """
+        with self._turn:
+            self._mend()
+            try:
+                self._step()
+            except BaseException:
+                # Noted before anything is called: a second interrupt may cut the clean-up short.
+                self._is_torn = True
+                self.abandon()
+                raise
+
+    def abandon(self) -> None:
+        """Fail the step in flight, abort every request, and free everything."""
+        with self._turn:
+            self._is_torn = True
+            self._fail_any_step()
+            for request in list(self._requests.values()):
+                self.scheduler.abort(request.id)
+                if not request.is_ended:
+                    self._end(request, _core.END_ABORTED)
+            self._settle()
+            self._failures = 0
+            self._is_torn = False
+
+    def _mend(self) -> None:
+        """An earlier call was interrupted even while it cleaned up: do that now."""
+        if self._is_torn:
+            self.abandon()
+
+    def _step(self) -> None:
+        begun_ns = time.perf_counter_ns()
+        plan = self.scheduler.plan(begun_ns // 1000)
+        plan_ns = time.perf_counter_ns() - begun_ns
+        self._apply(plan)
+        if plan.num_seqs:
+            self._run(plan, plan_ns)
+        if self._num_live == 0 and self._requests:
+            self._settle()
+
+    def _run(self, plan: Plan, plan_ns: int) -> None:
+        # A plan's arrays end with its commit: what is read later is copied here.
+        sequences = np.searchsorted(plan.query_starts[1:], plan.sample_rows, side="right")
+        rows: NDArray[np.int32] = plan.seq_slots[sequences]
+        try:
+            # In this mode also because the sampler may write into the logits, which were made in it.
+            with torch.inference_mode():
+                logits = self._runner.forward(plan)
+                sampled = self._sampler.sample(logits, rows, self._outputs.positions(rows))
+        except Exception as error:  # noqa: BLE001 - whatever a model raises, the engine goes on; it is logged with its trace
+            self._survive(plan, error)
+            return
+        self._failures = 0
+        ids, starts = sampled.accepted()
+        begun_ns = time.perf_counter_ns()
+        done = self.scheduler.commit(plan.step, ids, starts, begun_ns // 1000)
+        now_ns = time.perf_counter_ns()
+        self.times.add(plan_ns, now_ns - begun_ns)
+        self._take(rows, sampled, done, now_ns)
+
+    def _take(self, rows: NDArray[np.int32], sampled: Sampled, done: Commit, now_ns: int) -> None:
+        """Record what a step brought: tokens, text, ends."""
+        ids = sampled.ids
+        if sampled.failed:
+            self._end_failed_rows(rows, sampled)
+        if done.num_accepted < len(ids):
+            # Some entries brought no token, or their request was aborted meanwhile.
+            kept = np.array([self._is_live_row(row) for row in rows], dtype=np.bool_)
+            rows, ids = rows[kept], ids[kept]
+        self._outputs.append(rows, ids, now_ns)
+        ended: dict[int, int] = dict(done.ended.tolist()) if len(done.ended) else {}
+        speaking = np.flatnonzero(self._has_text[rows])
+        if speaking.size:
+            self._speak(rows[speaking].tolist(), ids[speaking].tolist(), ended)
+        for number, code in ended.items():
+            self._end(self._requests[number], code)
+
+    def _speak(self, rows: list[int], ids: list[int], ended: dict[int, int]) -> None:
+        """Bring the text of these rows on by one token each, and end those that reached a stop string."""
+        for row, token_id in zip(rows, ids):
+            request = self._request_of_row[row]
+            if request is None:
+                continue
+            code = ended.pop(request.id, None)
+            by_token = code is not None and request.is_end_token(code, [token_id])
+            piece = request.take_token(token_id, ended_by_token=by_token)
+            if code is None and request.text is not None and request.text.stop_string is not None:
+                self.scheduler.finish(request.id)
+                code = _core.END_FINISHED_STOP
+            if code is not None:
+                self._end(request, code, piece=piece, is_new=True)
+            elif request.is_streamed:
+                request.give(piece, token_id)
+
+    def _end_failed_rows(self, rows: NDArray[np.int32], sampled: Sampled) -> None:
+        """Entries whose logits held no choice end their own request, and no other."""
+        for entry, error in sampled.failed:
+            request = self._request_of_row[rows[entry]]
+            if request is not None and not request.is_ended:
+                self._end_with_error(request, error)
+
+    def _survive(self, plan: Plan, error: Exception) -> None:
+        """The model failed: undo the step. It will be planned again, unless it failed too often."""
+        rows: list[int] = plan.seq_slots.tolist()
+        self.scheduler.fail(plan.step)
+        self._failures += 1
+        if self._failures <= self._max_step_retries:
+            logger.warning("a step failed and runs again (%d of %d): %r", self._failures, self._max_step_retries, error)
+            return
+        self._failures = 0
+        logger.error("a step failed %d times: its %d requests end", self._max_step_retries + 1, len(rows), exc_info=error)
+        for row in rows:
+            request = self._request_of_row[row]
+            if request is not None and not request.is_ended:
+                self._end_with_error(request, error)
+
+    def _apply(self, plan: Plan) -> None:
+        """Keep the rows as the plan says: who left first, who came after."""
+        for number, code in plan.ended.tolist():
+            self._forget(number, code)
+        for number, _ in plan.preempted.tolist():
+            self._leave_row(number)
+        for number, _, row in plan.admitted.tolist():
+            self._enter_row(number, row)
+
+    def _forget(self, number: int, code: int) -> None:
+        request = self._requests.get(number)
+        if request is None:
+            return
+        if not request.is_ended:
+            self._end(request, code)
+        self._free_row(request)
+        del self._requests[number]
+
+    def _leave_row(self, number: int) -> None:
+        request = self._requests.get(number)
+        if request is None or request.row is None:
+            return
+        request.saved = self._outputs.read(request.row)
+        request.num_preemptions += 1
+        self._free_row(request)
+
+    def _enter_row(self, number: int, row: int) -> None:
+        request = self._requests.get(number)
+        if request is None:
+            # An interrupt fell between its submit and our note of it: nobody waits for it.
+            self.scheduler.abort(number)
+            return
+        request.row = row
+        self._request_of_row[row] = request
+        self._has_text[row] = request.text is not None
+        self._outputs.open(row, request.saved)
+        self._sampler.set_row(row, request.sampling, request.seed)
+        if request.num_cached is None:
+            request.num_cached = self.scheduler.num_cached_tokens(number)
+
+    def _free_row(self, request: LiveRequest) -> None:
+        row = request.row
+        if row is None:
+            return
+        request.row = None
+        self._request_of_row[row] = None
+        self._has_text[row] = False
+        self._outputs.close(row)
+        self._sampler.clear_row(row)
+
+    def _is_live_row(self, row: int) -> bool:
+        request = self._request_of_row[row]
+        return request is not None and not request.is_ended
+
+    def _end(self, request: LiveRequest, code: int, **new: Any) -> None:
+        """Hand out the last output. Its row stays until a plan says that it is free."""
+        self._num_live -= 1
+        if request.num_cached is None:
+            request.num_cached = 0
+        request.end(code, self._outputs_of(request), self._tokenizer, **new)
+
+    def _end_with_error(self, request: LiveRequest, error: Exception) -> None:
+        logger.error("request %d ends with an error: %r", request.id, error)
+        request.error = error
+        self.scheduler.abort(request.id)
+        self._end(request, _core.END_ABORTED)
+
+    def _outputs_of(self, request: LiveRequest) -> SavedOutputs:
+        return request.saved if request.row is None else self._outputs.read(request.row)
+
+    def _fail_any_step(self) -> None:
+        """Fail the step in flight, if there is one: the core knows, even if the interrupt fell before its plan arrived here."""
+        try:
+            self.scheduler.fail(NO_STEP)
+        except WrongStepError as refused:
+            if refused.expected is not None:
+                self.scheduler.fail(refused.expected)
+
+    def _settle(self) -> None:
+        """Nobody is live: let plans tell the ends, until all rows are free and nothing is remembered."""
+        while True:
+            plan = self.scheduler.plan(time.perf_counter_ns() // 1000)
+            self._apply(plan)
+            if plan.num_seqs:
+                # Somebody whom nobody knows: see `_enter_row`.
+                self.scheduler.fail(plan.step)
+            elif len(plan.ended) == 0:
+                break
+        for request in list(self._requests.values()):
+            self._forget(request.id, _core.END_ABORTED)

@@ -1,0 +1,1 @@
+../../../kernels/attention_batch.py

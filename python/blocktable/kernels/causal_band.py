@@ -1,0 +1,1 @@
+../../../kernels/causal_band.py

@@ -1,0 +1,1 @@
+../../../kernels/row_group.py

@@ -1,0 +1,1 @@
+../../../kernels/row_view.py

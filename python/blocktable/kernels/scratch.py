@@ -1,0 +1,1 @@
+../../../kernels/scratch.py

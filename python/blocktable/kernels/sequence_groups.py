@@ -1,0 +1,1 @@
+../../../kernels/sequence_groups.py

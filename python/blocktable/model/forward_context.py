@@ -1,0 +1,94 @@
+"""What a forward pass of one model reads beside its inputs: where its keys and values lie.
+
+Before: `runner`, `trace` and `numeric_check` put a context into the model's slot for one forward. After: `attention_bridge`
+finds it there, through a binding on the attention module that is running. Always: the slot belongs to one model and is empty
+between forwards, also after an error; nothing of it lives in a module of Python, so models never see each other's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..kernels.attention_batch import AttentionBatch
+from ..kernels.reference import paged_attention, store_kv
+
+
+class ForwardContext(Protocol):
+    """Answers every call for attention of one forward pass."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        """Output [1, T, Hq, Dv] of layer `layer` for query [1, Hq, T, Dk], key [1, Hkv, T, Dk], value [1, Hkv, T, Dv].
+
+        `options` is all else that the model passed, by transformers' names.
+        """
+        ...
+
+
+class ContextSlot:
+    """The place on a model where the context of the running forward lies; one forward at a time."""
+
+    __slots__ = ("_current", "_lock")
+
+    def __init__(self) -> None:
+        self._current: ForwardContext | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def current(self) -> ForwardContext | None:
+        """The context of the forward that is running; None between forwards."""
+        return self._current
+
+    @contextmanager
+    def holding(self, context: ForwardContext) -> Iterator[None]:
+        """`context` is current inside. A second forward of the same model, from another thread, waits for its turn."""
+        with self._lock:
+            self._current = context
+            try:
+                yield
+            finally:
+                self._current = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ContextSlot:
+        """A copied model gets a slot of its own, empty: a lock cannot be copied, and a running forward must not be."""
+        return ContextSlot()
+
+    def __reduce__(self) -> tuple[type[ContextSlot], tuple[()]]:
+        return (ContextSlot, ())
+
+
+class PagedForward:
+    """One step's context: the batch it attends to, the slots it writes, and each layer's views of the KV memory."""
+
+    __slots__ = ("_batch", "_layers", "_slots")
+
+    def __init__(self, batch: AttentionBatch, slots: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """`slots` [T] int64, block * block size + offset, -1 = nowhere. `layers` holds, in the order of `trace`, k_cache
+        [N, Hkv, B, Dk] and v_cache [N, Hkv, B, Dv]."""
+        self._batch = batch
+        self._slots = slots
+        self._layers = layers
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        """Write the step's keys and values, then attend: a row may be read in the step that writes it."""
+        k_cache, v_cache = self._layers[layer]
+        q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+        if not q.dtype == k.dtype == v.dtype == k_cache.dtype:
+            q, k, v = q.to(k_cache.dtype), k.to(k_cache.dtype), v.to(k_cache.dtype)
+        store_kv(k, v, k_cache, v_cache, self._slots)
+        scaling = options["scaling"]
+        out = paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            self._batch,
+            scale=q.shape[-1] ** -0.5 if scaling is None else float(scaling),
+            window=options["sliding_window"] or 0,
+            softcap=options["softcap"] or 0.0,
+            sinks=options["s_aux"],
+        )
+        return out.unsqueeze(0).to(query.dtype)

@@ -1,0 +1,73 @@
+"""Turns a plan into logits.
+
+Before: the scheduler's plan. After: the sampler, which gives every row of the result a token. Always: one forward pass a step,
+whatever it mixes of prompts and decodes; the plan's arrays are read before it returns, and not kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import InvalidInputError
+from ..kernels.attention_batch import AttentionBatch
+from .forward_context import PagedForward
+from .kv_memory import KVMemory
+from .loader import LoadedModel
+from .packed_forward import PackedInputs, packed_logits
+from .trace import takes
+
+if TYPE_CHECKING:
+    from .._core import Plan
+
+
+class ModelRunner:
+    """A loaded model over its KV memory."""
+
+    def __init__(self, loaded: LoadedModel, kv_memory: KVMemory) -> None:
+        """Raises `InvalidInputError` if the memory was laid out for another model."""
+        if kv_memory.geometry != loaded.geometry:
+            raise InvalidInputError("kv_memory", kv_memory.geometry, f"must be laid out for this model: {loaded.geometry}")
+        self._loaded = loaded
+        self._memory = kv_memory
+        self._keeps_rows = takes(loaded.model, "logits_to_keep")
+
+    def forward(self, plan: Plan) -> Tensor:
+        """Logits [K, vocab] float32 of the plan's `sample_rows`, on the model's device; K = 0 gives [0, vocab].
+
+        The plan's `copies` are done first. Whatever the model raises goes to the caller, who then fails the step; the model's
+        slot is empty again.
+        """
+        if plan.token_sources.max(initial=-1) >= 0:
+            raise InvalidInputError("token_sources", int(plan.token_sources.max()), "must be -1: tokens must be known")
+        self._memory.copy_rows(plan.copies)
+        inputs = PackedInputs(
+            token_ids=self._moved(plan.token_ids.astype(np.int64)),
+            positions=self._moved(plan.positions.astype(np.int64)),
+            rows=self._moved(plan.sample_rows.astype(np.int64)),
+            context=self._context(plan),
+        )
+        return packed_logits(self._loaded.model, inputs, keeps_rows=self._keeps_rows)
+
+    def _context(self, plan: Plan) -> PagedForward:
+        """The step as attention sees it; only the columns that hold visible tokens are taken from the tables."""
+        block_size = self._memory.block_size
+        columns = -(-int(plan.seq_lens.max()) // block_size)
+        tables = plan.block_tables[0, :, :columns].take(plan.seq_slots, axis=0)  # [S, columns]
+        batch = AttentionBatch.build(
+            self._moved(tables),
+            # Small, and read on the CPU: never moved.
+            torch.from_numpy(plan.query_starts.copy()),
+            torch.from_numpy(plan.seq_lens.copy()),
+            block_size,
+        )
+        return PagedForward(batch, self._moved(plan.slot_mapping[0].copy()), self._memory.layers)
+
+    def _moved(self, array: NDArray[Any]) -> Tensor:
+        """A tensor over `array`, which must be ours (a plan's memory is written again), on the model's device."""
+        tensor = torch.from_numpy(array)
+        return tensor if self._memory.device.type == "cpu" else tensor.to(self._memory.device, non_blocking=True)

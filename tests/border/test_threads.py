@@ -1,0 +1,205 @@
+"""Any method may be called from any thread at any time: refused at worst, never a panic, a borrow error or a deadlock.
+
+Field fault 139. The calls are random but seeded; what the threads left behind is audited and then drained.
+"""
+
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from blocktable import BlockHasher, BlocktableError, Scheduler, _core
+
+THREADS = 16
+SECONDS = 4.0
+ONE_EACH = np.arange(65)
+
+
+class Caller(threading.Thread):
+    """Calls random methods until told to stop; keeps what was refused, and what should never have been raised."""
+
+    def __init__(self, scheduler: Scheduler, seed: int, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.scheduler, self.stop = scheduler, stop
+        self.rng = np.random.default_rng(seed)
+        self.hasher = BlockHasher(block_size=4)
+        self.plan = None
+        self.refused: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        self.broken: list[BaseException] = []
+
+    def run(self) -> None:
+        calls = [getattr(self, name) for name in dir(type(self)) if name.startswith("call_")]
+        while not self.stop.is_set():
+            call = calls[self.rng.integers(len(calls))]
+            try:
+                call()
+                self.done[call.__name__] += 1
+            except BlocktableError as error:
+                self.refused[type(error).__name__] += 1
+            except BaseException as error:
+                self.broken.append(error)
+                return
+
+    def some_request(self) -> int:
+        return int(self.rng.integers(0, 4000))
+
+    def call_submit(self):
+        self.scheduler.submit(self.rng.integers(0, 100, int(self.rng.integers(1, 40))), max_tokens=int(self.rng.integers(1, 8)))
+
+    def call_plan(self):
+        self.plan = self.scheduler.plan(0)
+
+    def call_plan_arrays(self):
+        if self.plan is not None:
+            for name in dir(self.plan):
+                if not name.startswith("_"):
+                    np.array(getattr(self.plan, name))
+
+    def call_commit(self):
+        if self.plan is not None:
+            wanted = len(self.plan.sample_rows)
+            done = self.scheduler.commit(self.plan.step, self.rng.integers(0, 100, wanted), ONE_EACH[: wanted + 1], 0)
+            len(done.ended), done.num_accepted, done.step
+
+    def call_fail(self):
+        if self.plan is not None and self.rng.random() < 0.1:
+            self.scheduler.fail(self.plan.step)
+
+    def call_abort(self):
+        self.scheduler.abort(self.some_request())
+
+    def call_finish(self):
+        self.scheduler.finish(self.some_request())
+
+    def call_read(self):
+        scheduler = self.scheduler
+        scheduler.stats(), scheduler.config, scheduler.num_running, scheduler.num_waiting, scheduler.free_queue()
+        scheduler.block_refs(), scheduler.published_blocks(), repr(scheduler), _core.allocations()
+
+    def call_cached(self):
+        self.scheduler.num_cached_tokens(self.some_request())
+
+    def call_audit(self):
+        if self.rng.random() < 0.1:
+            self.scheduler.audit()
+
+    def call_reset(self):
+        if self.rng.random() < 0.02:
+            self.scheduler.reset_prefix_cache()
+
+    def call_hasher(self):
+        self.hasher.keys(self.rng.integers(0, 100, 16))
+
+    def call_bad(self):
+        self.scheduler.submit([-1], max_tokens=1)
+
+
+def run_together(scheduler: Scheduler, seed: int, seconds: float) -> list[Caller]:
+    stop = threading.Event()
+    callers = [Caller(scheduler, seed + i, stop) for i in range(THREADS)]
+    for caller in callers:
+        caller.start()
+    time.sleep(seconds)
+    stop.set()
+    for caller in callers:
+        caller.join(timeout=30)
+    assert not [caller for caller in callers if caller.is_alive()], "a thread hangs"
+    return callers
+
+
+def drain(scheduler: Scheduler, answer) -> None:
+    """End all that lives; whatever step is in flight is failed first."""
+    from blocktable import StepInFlightError
+
+    try:
+        plan = scheduler.plan(0)
+    except StepInFlightError as error:
+        scheduler.fail(error.step)
+        plan = scheduler.plan(0)
+    while plan.num_seqs:
+        answer(scheduler, plan)
+        plan = scheduler.plan(0)
+
+
+@pytest.mark.timeout(120)
+def test_sixteen_threads_calling_every_method_break_nothing(make_scheduler, answer, seed):
+    scheduler = make_scheduler(max_waiting=64)
+    callers = run_together(scheduler, seed, SECONDS)
+    broken = [error for caller in callers for error in caller.broken]
+    assert broken == []
+    done = sum((caller.done for caller in callers), Counter())
+    assert {name for name in dir(Caller) if name.startswith("call_")} - {"call_bad"} == set(done), "some method never succeeded"
+    scheduler.audit()
+    drain(scheduler, answer)
+    scheduler.audit()
+    assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+    assert len(scheduler.free_queue()) == 63
+    assert not scheduler.block_refs()[1:].any()
+
+
+def test_every_method_is_called_by_the_threads():
+    """A new method that nobody adds to the callers is found here."""
+    source = {
+        "submit", "plan", "commit", "fail", "abort", "finish", "stats", "config", "num_running", "num_waiting", "free_queue",
+        "block_refs", "published_blocks", "num_cached_tokens", "audit", "reset_prefix_cache",
+    }  # fmt: skip
+    assert {name for name in dir(Scheduler) if not name.startswith("_")} == source
+    assert {name for name in dir(BlockHasher) if not name.startswith("_")} == {"keys"}
+
+
+def test_the_results_of_one_thread_do_not_depend_on_others(make_scheduler, answer):
+    """A scheduler that one thread drives beside fifteen busy ones answers as it does alone."""
+
+    def drive() -> list[list[int]]:
+        scheduler = make_scheduler()
+        for i in range(6):
+            scheduler.submit(list(range(i, i + 9)), max_tokens=12)
+        seen = []
+        while (plan := scheduler.plan(0)).num_seqs:
+            seen.append([*plan.token_ids.tolist(), *plan.slot_mapping[0].tolist()])
+            answer(scheduler, plan)
+        return seen
+
+    alone = drive()
+    stop = threading.Event()
+    others = [Caller(make_scheduler(), i, stop) for i in range(THREADS - 1)]
+    for other in others:
+        other.start()
+    try:
+        beside = drive()
+    finally:
+        stop.set()
+        for other in others:
+            other.join(timeout=30)
+    assert beside == alone
+
+
+@pytest.mark.timeout(60)
+def test_a_long_submission_does_not_stop_other_threads(make_scheduler):
+    """Work over ten microseconds lets go of the interpreter (field fault 140): a ticking thread keeps ticking."""
+    scheduler = make_scheduler(num_blocks=400_000, block_size=16, max_model_len=4_000_000, max_num_seqs=1, vocab_size=32_000)
+    prompt = np.random.default_rng(0).integers(0, 32_000, 3_000_000)
+    gaps: list[float] = []
+    stop = threading.Event()
+
+    def tick() -> None:
+        last = time.perf_counter()
+        while not stop.is_set():
+            time.sleep(0.001)
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    ticker = threading.Thread(target=tick, daemon=True)
+    ticker.start()
+    start = time.perf_counter()
+    scheduler.submit(prompt, max_tokens=1)
+    took = time.perf_counter() - start
+    stop.set()
+    ticker.join(timeout=10)
+    # Were the interpreter held, one gap would be as long as the call; a busy machine may stretch any gap, so half is asked.
+    assert len(gaps) >= 3, f"the ticking thread stood still for {took:.3f} s"
+    assert max(gaps) < max(0.05, took / 2)

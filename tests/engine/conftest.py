@@ -1,0 +1,49 @@
+"""Owns the small model and the engines that the tests of the engine run on it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the engine needs the extra `engine`")
+
+from blocktable import LLM
+
+from .tiny_llama import make_model, make_tokenizer
+
+MakeLLM = Callable[..., LLM]
+
+SMALL = {"num_blocks": 64, "block_size": 8, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Any:
+    """A random Llama of two layers; every engine borrows it and gives it back."""
+    return make_model()
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Any:
+    """Bytes, and a chat template."""
+    return make_tokenizer()
+
+
+@pytest.fixture
+def make_llm(tiny_model: Any, tiny_tokenizer: Any, one_torch_thread: None) -> Iterator[MakeLLM]:
+    """Engines on the small model, all shut down at the end; keywords change their options."""
+    made: list[LLM] = []
+
+    def make(**changes: Any) -> LLM:
+        options = {"tokenizer": tiny_tokenizer, "self_check": False} | SMALL | changes
+        made.append(LLM(options.pop("model", tiny_model), **options))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.shutdown()
+
+
+@pytest.fixture
+def llm(make_llm: MakeLLM) -> LLM:
+    """One engine on the small model."""
+    return make_llm()

@@ -1,0 +1,190 @@
+"""The benchmarks print the promised keys, and time nothing whose answer is wrong. No figure is tested: it is a machine's."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blocktable import BlockHasher, Scheduler
+from blocktable.bench import NAMES, clock, episode, load, prefix, row
+from blocktable.bench import hash as hash_bench
+from blocktable.cli.command import main
+
+QUANTILES = ("p50", "p99", "p999", "p9999", "max")
+KEYS = {
+    "pool": ["batch", "blocks", "threads", "content", "impl", "ns_per_block", "init_ms", "first_pass_ms", "bytes_per_block"],
+    "hash": ["algorithm", "default", "ns_per_block", "tokens_per_s"],
+    "prefix": ["tokens", "cached", "blocks", "pool", "add_us", "add_array_us", "match_us"],
+    "scheduler": [
+        "running", "waiting", "case", "policy", "pool", "phase", "gap_ms",
+        *(f"{what}_us_{label}" for what in ("plan", "commit", "step", "floor") for label in QUANTILES),
+        "ns_per_seq", "finishes_per_step", "gc_objects_per_step", "allocs_per_step",
+    ],
+    "generate": [
+        "model", "dtype", "requests", "prompt", "output",
+        "output_tokens_per_s", "total_tokens_per_s", "kv_waste", "ttft_ms", "tpot_ms", "linear_share",
+    ],
+}  # fmt: skip
+
+
+def bench(capsys, *arguments: str) -> list[dict[str, object]]:
+    """Rows of `blocktable bench …`, which must succeed."""
+    assert main(["bench", *arguments, "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_every_benchmark_has_its_keys_written_down():
+    assert set(KEYS) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", ["pool", "hash", "prefix", "scheduler"])
+def test_rows_have_the_promised_keys_in_their_order(name, capsys):
+    rows = bench(capsys, name, "--smoke")
+    assert rows
+    for one in rows:
+        assert one["bench"] == name
+        assert [key for key in one if key in KEYS[name]] == KEYS[name]
+
+
+def test_one_algorithm_is_the_default(capsys):
+    assert [one["default"] for one in bench(capsys, "hash", "--smoke")].count(True) == 1
+
+
+def test_steady_steps_finish_nothing_and_turnover_one_request_each(capsys):
+    for case, finishes in (("steady", 0), ("turnover", 1)):
+        (one,) = bench(
+            capsys, "scheduler", "--running", "16", "--case", case, "--waiting", "20", "--blocks", "4k", "--steps", "64"
+        )
+        assert one["finishes_per_step"] == finishes
+        assert one["gc_objects_per_step"] == 0
+
+
+def test_named_options_are_combined(capsys):
+    rows = bench(capsys, "scheduler", "--running", "1", "3", "--phase", "spread", "aligned", "--blocks", "1k", "--steps", "8")
+    assert [(one["running"], one["phase"]) for one in rows] == [(1, "spread"), (1, "aligned"), (3, "spread"), (3, "aligned")]
+
+
+def test_a_quantile_with_too_few_steps_behind_it_is_null():
+    figures = clock.quantiles_us("x", np.arange(1, 1001) * 1000)
+    assert figures == {"x_us_p50": 500.0, "x_us_p99": 990.0, "x_us_p999": 999.0, "x_us_p9999": None, "x_us_max": 1000.0}
+    assert clock.quantiles_us("x", np.arange(10_000))["x_us_p9999"] is not None
+
+
+def test_the_floor_has_the_median_that_was_asked_for():
+    assert 15_000 < np.median(clock.floor_samples(30_000, 200)) < 60_000
+
+
+def refused(capsys, *arguments: str) -> str:
+    """What is said when nothing is timed."""
+    assert main(["bench", *arguments, "--json"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "not timed" in told.err
+    return told.err
+
+
+def test_plans_whose_slots_are_wrong_are_not_timed(capsys, monkeypatch):
+    monkeypatch.setattr(episode, "Scheduler", lambda **sizes: Scheduler(**(sizes | {"block_size": 8})))
+    assert "slots" in refused(capsys, "scheduler", "--smoke")
+
+
+def test_plans_that_lose_a_committed_id_are_not_timed(capsys, monkeypatch):
+    commit = load.Answers.commit
+
+    def commit_others(self, scheduler, plan):
+        return commit(load.Answers((self.bank + 1) % load.VOCAB_SIZE, self.starts), scheduler, plan)
+
+    monkeypatch.setattr(load.Answers, "commit", commit_others)
+    assert "next input" in refused(capsys, "scheduler", "--smoke")
+
+
+def test_a_prefix_that_is_not_found_again_is_not_timed(capsys, monkeypatch):
+    monkeypatch.setattr(prefix, "Scheduler", lambda **sizes: Scheduler(**sizes, enable_prefix_caching=False))
+    assert "cached" in refused(capsys, "prefix", "--smoke")
+
+
+def test_keys_without_their_parents_are_not_timed(capsys, monkeypatch):
+    class Parentless:
+        def __init__(self, **settings: object) -> None:
+            self.hasher = BlockHasher(**settings)
+
+        def keys(self, tokens: list[int]) -> list[bytes]:
+            return [self.hasher.keys(tokens[i : i + 16])[0] for i in range(0, len(tokens) // 16 * 16, 16)]
+
+    monkeypatch.setattr(hash_bench, "BlockHasher", Parentless)
+    assert "depends on its first token" in refused(capsys, "hash", "--smoke")
+
+
+def test_a_pool_that_saw_no_use_is_not_called_aged():
+    fresh = Scheduler(num_blocks=500, block_size=16, vocab_size=32_000, max_model_len=2048, max_num_seqs=32)
+    with pytest.raises(row.WrongAnswerError, match="aged"):
+        load._check_aged(fresh, 500)
+    load.age(fresh, np.random.default_rng(0))
+    load._check_aged(fresh, 500)
+    fresh.audit()
+
+
+def test_a_peers_figures_stand_beside_ours_with_the_ratio(capsys, tmp_path):
+    peer = tmp_path / "peer.jsonl"
+    peer.write_text(
+        'noise\n{"peer": "other", "running": 3, "caching": true, "step_us": {"p50": 1000.0, "p99": 2000.0}, "ns_per_seq": 5}\n'
+    )
+    (one,) = bench(capsys, "scheduler", "--running", "3", "--blocks", "1k", "--steps", "8", "--peer-json", str(peer))
+    assert (one["peer"], one["peer_step_us_p50"]) == ("other", 1000.0)
+    assert one["ratio_step_us_p50"] == pytest.approx(one["step_us_p50"] / 1000, abs=1e-5)
+
+
+def test_a_missing_peer_file_is_refused_by_name(capsys):
+    assert main(["bench", "hash", "--smoke", "--peer-json", "/no/such/file"]) == 2
+    assert "peer_json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bad", [["--running", "0"], ["--running", "many"], ["--case", "none"], ["--steps", "-1"]])
+def test_a_bad_option_ends_with_code_2(bad, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "scheduler", *bad])
+    assert end.value.code == 2
+    assert bad[0] in capsys.readouterr().err
+
+
+def test_the_table_shows_what_the_json_lines_say(capsys):
+    assert main(["bench", "pool", "--smoke"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == KEYS["pool"]
+    assert len(lines) == 2
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory) -> Path:
+    """A random model of two layers as a directory."""
+    pytest.importorskip("torch", reason="generate needs the extra `engine`")
+    from tests.engine.tiny_llama import make_model, make_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny")
+    make_model().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("default")  # the peer's own
+def test_generate_has_the_promised_keys_and_its_peer_beside_it(tiny_folder, capsys):
+    (one,) = bench(capsys, "generate", "--smoke", "--model", str(tiny_folder), "--peer", "transformers")
+    assert [key for key in one if key in KEYS["generate"]] == KEYS["generate"]
+    assert one["output_tokens_per_s"] > 0
+    assert one["ratio_output_tokens_per_s"] > 0
+    assert 0 < one["linear_share"] < 1
+    assert 0 <= one["kv_waste"] < 1
+
+
+def test_generate_is_not_timed_when_a_batch_answers_otherwise_than_its_requests_alone(tiny_folder, capsys, monkeypatch):
+    from blocktable.bench import generate
+
+    answer = generate.Ours.answer
+
+    def wrong(self, prompts, output):
+        """Every answer begins with the number of prompts that ran with it."""
+        return [[len(prompts), *ids[1:]] for ids in answer(self, prompts, output)]
+
+    monkeypatch.setattr(generate.Ours, "answer", wrong)
+    assert "alone" in refused(capsys, "generate", "--smoke", "--model", str(tiny_folder))
