@@ -64,6 +64,9 @@ impl Scheduler {
         let free_hits = self.hits.iter().filter(|&&block| self.pool.holders(block) == 0).count() as u32;
         let promised = if mutant::is_on(Mutant::IgnorePromises) { 0 } else { self.promised };
         if rest + free_hits > self.pool.num_free().saturating_sub(promised) {
+            if mutant::is_on(Mutant::BlockedKeepsHits) {
+                self.hold_hits(seat);
+            }
             return Admission::Blocked;
         }
         let mut chunk = (known - start).min(budget);

@@ -309,7 +309,8 @@ impl BlockPool {
     fn enqueue_freed(&mut self) {
         let freed = std::mem::take(&mut self.freed);
         for &block in freed.iter().rev() {
-            if self.index.state(block) != KeyState::Published || mutant::is_on(Mutant::HeadOrder) {
+            let to_head = self.index.state(block) != KeyState::Published && !mutant::is_on(Mutant::UnpublishedToTail);
+            if to_head || mutant::is_on(Mutant::HeadOrder) {
                 self.queue.push_front(block);
             }
         }

@@ -113,7 +113,9 @@ impl FreeQueue {
     fn unlink(&mut self, block: u32) {
         let Links { prev, next } = self.links[block as usize];
         self.links[prev as usize].next = next;
-        self.links[next as usize].prev = prev;
+        if !mutant::is_on(Mutant::OneWayLink) {
+            self.links[next as usize].prev = prev;
+        }
         self.links[block as usize] = Links { prev: OUT, next: OUT };
         self.len -= 1;
     }

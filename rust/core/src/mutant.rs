@@ -28,6 +28,18 @@ mutants! {
     LostBlock = "lost_block",
     /// A released list is released twice.
     DoubleFree = "double_free",
+    /// The queue mends only one of the two links around a block that leaves.
+    OneWayLink = "one_way_link",
+    /// Growth asks for all blocks of a request, not for those that it lacks.
+    GrowFromZero = "grow_from_zero",
+    /// An admission that does not fit keeps its hits.
+    BlockedKeepsHits = "blocked_keeps_hits",
+    /// Released blocks without published content join the tail of the queue.
+    UnpublishedToTail = "unpublished_to_tail",
+    /// A growth takes one victim more than it needs.
+    PreemptTwo = "preempt_two",
+    /// A prefill takes the tokens of the decodes behind it.
+    NoBudgetForDecodes = "no_budget_for_decodes",
     /// A hit takes the block out of the queue but counts no holder.
     SkipRefOnHit = "skip_ref_on_hit",
     /// The queue hands out the second block.
@@ -78,7 +90,7 @@ mutants! {
     TailLostOnPreempt = "tail_lost_on_preempt",
     /// Stop tokens count before `min_tokens`.
     MinTokensIgnored = "min_tokens_ignored",
-    /// An abort leaves the request in the waiting line.
+    /// An abort leaves the seat of the request in the waiting line.
     AbortWaitingLeaks = "abort_waiting_leaks",
     /// A hit takes the block after its last full one too, and writes into it.
     WriteShared = "write_shared",

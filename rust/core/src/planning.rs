@@ -122,7 +122,8 @@ impl Scheduler {
             if decoding {
                 decodes_behind -= 1;
             } else {
-                chunk = chunk.min(budget.saturating_sub(decodes_behind));
+                let reserved = if mutant::is_on(Mutant::NoBudgetForDecodes) { 0 } else { decodes_behind };
+                chunk = chunk.min(budget.saturating_sub(reserved));
                 if threshold > 0 {
                     chunk = chunk.min(threshold);
                 }

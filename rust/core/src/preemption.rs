@@ -20,7 +20,8 @@ impl Scheduler {
     /// Makes the running request at position `at` own blocks for `rows` rows.
     pub(crate) fn grow(&mut self, at: usize, rows: usize) -> Growth {
         let seat = self.running[at];
-        let needed = self.block_size.blocks_for(rows).saturating_sub(self.request(seat).table.len()) as u32;
+        let held = if mutant::is_on(Mutant::GrowFromZero) { 0 } else { self.request(seat).table.len() };
+        let needed = self.block_size.blocks_for(rows).saturating_sub(held) as u32;
         let mut decodes_preempted = 0;
         if needed == 0 {
             return Growth::Fits { decodes_preempted };
@@ -35,12 +36,22 @@ impl Scheduler {
                 self.note_change(seat, first);
                 return Growth::Fits { decodes_preempted };
             }
-            if self.reclaim_promises(seat, beyond - unpromised) {
+            let short = beyond - unpromised;
+            if !self.suffices_below(seat, short) {
+                return Growth::NoVictim;
+            }
+            if self.reclaim_promises(seat, short) {
                 continue;
             }
             let Some(victim) = self.victim_below(seat) else { return Growth::NoVictim };
             decodes_preempted += usize::from(self.request(victim).is_decoding());
             self.preempt(victim);
+            if mutant::is_on(Mutant::PreemptTwo)
+                && let Some(victim) = self.victim_below(seat)
+            {
+                decodes_preempted += usize::from(self.request(victim).is_decoding());
+                self.preempt(victim);
+            }
         }
     }
 
@@ -90,6 +101,25 @@ impl Scheduler {
             left -= taken;
         }
         left < wanted
+    }
+
+    /// Whether those below `seat` were promised, or hold alone, at least `wanted` blocks: nobody loses anything in vain. Blocks that
+    /// only victims share are not counted, so a growth may wait that could have gone on; the highest rank takes what there is.
+    fn suffices_below(&self, seat: usize, wanted: u32) -> bool {
+        let rank = self.rank_in_running(self.request(seat).id);
+        if rank == 0 || mutant::is_on(Mutant::PreemptEqual) {
+            return true;
+        }
+        let mut missing = wanted as usize;
+        for &below in &self.running[rank + 1..] {
+            let request = self.request(below);
+            let alone = request.table.blocks().iter().filter(|&&block| self.pool.holders(block) == 1);
+            missing = missing.saturating_sub(request.promised as usize + alone.count());
+            if missing == 0 {
+                return true;
+            }
+        }
+        false
     }
 
     /// The request below `seat` that is cheapest to compute anew; one that was preempted very often only if there is no other.

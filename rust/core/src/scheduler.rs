@@ -276,9 +276,6 @@ impl Scheduler {
                 self.stop_running(seat);
             }
         }
-        if mutant::is_on(Mutant::AbortWaitingLeaks) && self.request(seat).place == Place::Waiting {
-            return true;
-        }
         self.end(seat, end);
         true
     }
