@@ -8,6 +8,7 @@ whatever it holds; scores are summed in float32 (in float64 for float64 inputs).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -154,19 +155,31 @@ def _weighs_in_place(values: Tensor, grouped: int) -> bool:
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch, geometry: Geometry, scoring: _Scoring) -> Tensor:
     """q [T, Hq, Dk] over the row views keys [rows, Dk] and values [rows, Dv] -> [T, Hq, Dv]."""
-    out = q.new_empty(q.shape[0], q.shape[1], values.shape[1])
+    out = q.new_empty(0)
+    for rows, answers in _answers(q, keys, values, batch, geometry, scoring):
+        if isinstance(rows, slice) and answers.shape[0] == q.shape[0]:
+            return answers  # one product answered all: its memory is the result's
+        if not out.numel():
+            out = q.new_empty(q.shape[0], q.shape[1], values.shape[1])
+        out[rows] = answers
+    return out
+
+
+def _answers(
+    q: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch, geometry: Geometry, scoring: _Scoring
+) -> Iterator[tuple[Tensor | slice, Tensor]]:
+    """Rows of q and their answers [rows, Hq, Dv], product by product, until every row had its turn."""
     for group in batch.groups(geometry):
         shape = (group.count, geometry.kv_heads, group.reach)
         k = _gather("keys", keys, group.key_rows, batch.scratch).view(*shape, -1)
         if group.in_place:
             (tile,) = group.tiles
-            out[tile.queries] = _attend_in_place(q[tile.queries], k, values, group, scoring)
+            yield tile.queries, _attend_in_place(q[tile.queries], k, values, group, scoring)
             continue
         v = _gather("values", values, group.value_rows, batch.scratch).view(*shape, -1)
         for tile in group.tiles:
-            result = _attend_tile(q, k, v, tile, scoring)
-            out[tile.kept_queries] = result if tile.kept is None else result[tile.kept]
-    return out
+            answers = _attend_tile(q, k, v, tile, scoring)
+            yield tile.kept_queries, answers if tile.kept is None else answers[tile.kept]
 
 
 def _gather(name: str, rows: Tensor, numbers: Tensor, scratch: Scratch) -> Tensor:

@@ -17,9 +17,9 @@ from .causal_band import CausalBand
 from .row_view import RowSteps
 from .sequence_groups import Member
 
-# Elements of K and V that a group of several sequences may gather. Larger ones fall out of the cache between the
-# gather and the product.
-GATHER_ELEMENTS = 4 << 20
+# Elements that a group of several sequences may gather. Of 32 decodes x 640 positions, in groups of 1, 2 and 4 million, 2
+# was quickest (5.8, 5.1 and 6.0 ms, one thread): large ones fall out of the CPU's cache between the gather and the product.
+GATHER_ELEMENTS = 2 << 20
 # Elements of the scores, or of the mask where the scores are never written out, of one tile.
 SCORE_ELEMENTS = 8 << 20
 # Queries of one tile: enough for a full-speed product, few enough that the columns behind the diagonal are skipped.
@@ -43,7 +43,8 @@ class Geometry(NamedTuple):
     @property
     def max_rows(self) -> int:
         """Padded positions that a group of several sequences may hold."""
-        return max(1, GATHER_ELEMENTS // max(1, self.kv_heads * (self.key_width + self.value_width)))
+        width = self.key_width if self.in_place else self.key_width + self.value_width
+        return max(1, GATHER_ELEMENTS // max(1, self.kv_heads * width))
 
     def tile_queries(self, rows: int, longest: int) -> int:
         """Queries of a tile over `rows` padded rows, for sequences with up to `longest` queries."""

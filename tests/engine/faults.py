@@ -18,10 +18,14 @@ def loop_of(llm: LLM) -> Any:
     return llm._engine.loop
 
 
-class FaultyRunner:
-    """Runs the real model; at the calls in `at` (counted from 0), and at no other, it does `fault` in its place or after it."""
+Fault = Callable[[Any, Callable[[], torch.Tensor]], torch.Tensor]
+"""What happens in place of a forward pass: it gets the plan, and the real pass to call or not."""
 
-    def __init__(self, real: Any, fault: Callable[[Any, torch.Tensor], torch.Tensor], at: set[int] | None = None) -> None:
+
+class FaultyRunner:
+    """Runs the real model, but at the calls in `at` (counted from 0; None = at every one) `fault` in its place."""
+
+    def __init__(self, real: Any, fault: Fault, at: set[int] | None = None) -> None:
         self.real = real
         self.fault = fault
         self.at = at
@@ -29,14 +33,13 @@ class FaultyRunner:
 
     def forward(self, plan: Any) -> torch.Tensor:
         call, self.calls = self.calls, self.calls + 1
-        logits = self.real.forward(plan)
         if self.at is None or call in self.at:
-            logits = self.fault(plan, logits)
-        return logits
+            return self.fault(plan, lambda: self.real.forward(plan))
+        return self.real.forward(plan)
 
 
 @contextmanager
-def faulty_model(llm: LLM, fault: Callable[[Any, torch.Tensor], torch.Tensor], at: set[int] | None = None) -> Iterator[FaultyRunner]:
+def faulty_model(llm: LLM, fault: Fault, at: set[int] | None = None) -> Iterator[FaultyRunner]:
     """The engine's model with a fault at the calls `at`, or at every one."""
     loop = loop_of(llm)
     real = loop._runner
@@ -47,11 +50,24 @@ def faulty_model(llm: LLM, fault: Callable[[Any, torch.Tensor], torch.Tensor], a
         loop._runner = real
 
 
-def raising(error: BaseException) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    """A model that raises, after it has written its keys and values."""
+def raising(error: BaseException, *, is_late: bool = False) -> Fault:
+    """A model that raises before it has written anything, or, if `is_late`, after it has written all its keys and values."""
 
-    def fault(plan: Any, logits: torch.Tensor) -> torch.Tensor:
+    def fault(plan: Any, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if is_late:
+            forward()
         raise error
+
+    return fault
+
+
+def changing(change: Callable[[Any, torch.Tensor], None]) -> Fault:
+    """A model whose logits are changed in place; `change` gets the plan and the logits."""
+
+    def fault(plan: Any, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+        logits = forward()
+        change(plan, logits)
+        return logits
 
     return fault
 

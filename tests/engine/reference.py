@@ -80,7 +80,9 @@ class Comparison:
     def _judge(self, place: int, at: int, ours: int) -> None:
         theirs = self.reference[place][at]
         prefix = self.prompts[place] + self.reference[place][:at]
-        assert self.judge(prefix, ours, theirs), f"prompt {place}, token {at}: {ours}, the reference has {theirs}, and it is no tie"
+        assert self.judge(prefix, ours, theirs), (
+            f"prompt {place}, token {at}: {ours}, the reference has {theirs}, and it is no tie"
+        )
         self.ties.append((place, at))
         print(f"tie: prompt {place}, token {at}: {ours} for {theirs}")
         assert len(self.ties) <= self.max_ties, f"{len(self.ties)} ties: {self.ties}"

@@ -1,5 +1,5 @@
-"""Promise: for every architecture of `tests/model/tiny.py`, greedy text equals transformers' `generate`, token for token, in every
-way of running the engine. Windows are shorter than the prompts; see `tiny.py` for what else these models have.
+"""Promise: for every architecture of `tests/model/tiny.py`, greedy text equals transformers' `generate`, token for token, in
+every way of running the engine. Windows are shorter than the prompts; see `tiny.py` for what else these models have.
 
 16 prompts, 24 tokens each; one tie at most in each way (see `reference.py`).
 """

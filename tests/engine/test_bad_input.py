@@ -31,7 +31,11 @@ BAD_PROMPTS: dict[str, tuple[Any, str, str]] = {
     "empty ids": ({"prompt_token_ids": []}, "prompts.prompt_token_ids", "at least one token"),
     "empty text in a dictionary": ({"prompt": ""}, "prompts.prompt", "not be empty"),
     "nothing in a dictionary": ({}, "prompts", "`prompt` or `prompt_token_ids`"),
-    "id at the vocabulary's end": ({"prompt_token_ids": [1, VOCAB_SIZE]}, "prompts.prompt_token_ids[1]", f"0..{VOCAB_SIZE - 1}"),
+    "id at the vocabulary's end": (
+        {"prompt_token_ids": [1, VOCAB_SIZE]},
+        "prompts.prompt_token_ids[1]",
+        f"0..{VOCAB_SIZE - 1}",
+    ),
     "negative id": ({"prompt_token_ids": [-1]}, "prompts.prompt_token_ids[0]", f"0..{VOCAB_SIZE - 1}"),
     "id beyond 64 bits": ({"prompt_token_ids": [1, 2**70]}, "prompts.prompt_token_ids[1]", f"0..{VOCAB_SIZE - 1}"),
     "ids that are fractions": ({"prompt_token_ids": [1.5]}, "prompts.prompt_token_ids", "whole numbers"),

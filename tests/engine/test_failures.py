@@ -1,5 +1,5 @@
-"""Promise: a step whose model fails is undone and runs again to the same text; a model that goes on failing ends the requests of
-its step, and no others; logits that hold no choice end their own request. The engine goes on in every case."""
+"""Promise: a step whose model fails is undone and runs again to the same text; a model that goes on failing ends the requests
+of its step, and no others; logits that hold no choice end their own request. The engine goes on in every case."""
 
 import logging
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from blocktable import LLM, RequestOutput, SamplingParams
 
 from .conftest import MakeLLM
-from .faults import faulty_model, loop_of, raising
+from .faults import Fault, changing, faulty_model, loop_of, raising
 from .ways import check_empty
 
 PROMPTS = [{"prompt_token_ids": list(range(first, first + length))} for first, length in ((1, 5), (40, 20), (40, 30), (90, 9))]
@@ -28,13 +28,16 @@ def reasons(outputs: list[RequestOutput]) -> list[str | None]:
     return [output.outputs[0].finish_reason for output in outputs]
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["before writing", "after writing"])
 @pytest.mark.parametrize("params", [EIGHT, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("failing", [{0}, {1}, {3}, {0, 1}, {2, 3, 6, 7}, set(range(0, 60, 2))], ids=str)
-def test_a_failed_step_runs_again_to_the_same_text(failing: set[int], params: SamplingParams, make_llm: MakeLLM) -> None:
+def test_a_failed_step_runs_again_to_the_same_text(
+    failing: set[int], params: SamplingParams, is_late: bool, make_llm: MakeLLM
+) -> None:
     options = {"max_num_batched_tokens": 16, "num_blocks": 12}  # chunks, and preemptions
     expected = texts(make_llm(**options).generate(PROMPTS, params))
     llm = make_llm(**options)
-    with faulty_model(llm, raising(RuntimeError("out of memory")), failing) as runner:
+    with faulty_model(llm, raising(RuntimeError("out of memory"), is_late=is_late), failing) as runner:
         outputs = llm.generate(PROMPTS, params)
     assert texts(outputs) == expected
     assert reasons(outputs) == ["length"] * len(PROMPTS)
@@ -53,7 +56,7 @@ def test_a_failed_step_that_is_not_undone_is_caught(make_llm: MakeLLM, monkeypat
         logits = torch.zeros(count, 272)
         monkeypatch.undo()
         rows = plan.seq_slots[:count].copy()
-        sampled = loop._sampler.sample(logits, rows, loop._outputs.positions(rows))
+        sampled = loop._sampler.sample(logits, rows, loop._rows.outputs.positions(rows))
         ids, starts = sampled.accepted()
         loop._take(rows, sampled, loop.scheduler.commit(plan.step, ids, starts, 0), 0)
 
@@ -103,13 +106,11 @@ def test_logits_without_a_choice_end_their_own_request_only(name: str, at: int, 
     llm = make_llm()
     bad = BAD_LOGITS[name]
 
-    def poison(plan: Any, logits: torch.Tensor) -> torch.Tensor:
+    def poison(plan: Any, logits: torch.Tensor) -> None:
         # The second request's row: ids count from 1.
-        entries = [entry for entry, request in enumerate(plan.sample_requests.tolist()) if request == 2]
-        logits[entries] = bad
-        return logits
+        logits[[entry for entry, request in enumerate(plan.sample_requests.tolist()) if request == 2]] = bad
 
-    with faulty_model(llm, poison, {at}):
+    with faulty_model(llm, changing(poison), {at}):
         outputs = llm.generate(PROMPTS, EIGHT)
     assert reasons(outputs) == ["length", "error", "length", "length"]
     assert texts(outputs) == [expected[0], expected[1][:at], *expected[2:]]
@@ -120,11 +121,10 @@ def test_logits_without_a_choice_end_their_own_request_only(name: str, at: int, 
 def test_one_nan_among_good_logits_counts_too(make_llm: MakeLLM) -> None:
     llm = make_llm()
 
-    def poison(plan: Any, logits: torch.Tensor) -> torch.Tensor:
+    def poison(plan: Any, logits: torch.Tensor) -> None:
         logits[0, 5] = float("nan")
-        return logits
 
-    with faulty_model(llm, poison, {3}):
+    with faulty_model(llm, changing(poison), {3}):
         assert sorted(map(str, reasons(llm.generate(PROMPTS, DRAWN)))) == ["error", "length", "length", "length"]
     check_empty(llm)
 
@@ -135,3 +135,50 @@ def test_a_failure_reaches_streams_as_their_last_output(make_llm: MakeLLM) -> No
         last = {place: output for place, output in llm.stream(PROMPTS, EIGHT) if output.finished}
     assert [last[place].outputs[0].finish_reason for place in range(4)] == ["error"] * 4
     check_empty(llm)
+
+
+SHARED = list(range(100, 116))  # two blocks of eight
+SHARING = [{"prompt_token_ids": SHARED}, {"prompt_token_ids": [*SHARED, 1, 2, 3]}, {"prompt_token_ids": [7] * 5}]
+
+
+def lose_the_writer(llm: LLM, how: str) -> Fault:
+    """The first request, which writes what the second one shares in the same step, is lost in flight."""
+
+    def change(plan: Any, logits: torch.Tensor) -> None:
+        assert plan.sample_requests.tolist() == [1, 2, 3]
+        assert plan.seq_lens.tolist() == [16, 19, 5]
+        assert plan.query_starts.tolist() == [0, 16, 19, 24], "the second one computes what is its own only"
+        if how == "abort":
+            llm.abort("1")
+        else:
+            logits[0] = float("nan")
+
+    return changing(change)
+
+
+@pytest.mark.parametrize("how", ["abort", "nan"])
+def test_who_shared_a_block_that_is_withdrawn_is_sampled_again(how: str, make_llm: MakeLLM) -> None:
+    expected = [texts(make_llm(enable_prefix_caching=False).generate(prompt, EIGHT))[0] for prompt in SHARING]
+    llm = make_llm()
+    with faulty_model(llm, lose_the_writer(llm, how), {0}):
+        outputs = llm.generate(SHARING, EIGHT)
+    assert reasons(outputs) == ["abort" if how == "abort" else "error", "length", "length"]
+    assert texts(outputs)[1:] == expected[1:]
+    assert texts(outputs)[0] == []
+    check_empty(llm)
+
+
+def test_a_dropped_token_that_is_kept_in_the_books_is_caught(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check above can fail: here every token that was sampled is noted."""
+    llm = make_llm()
+    loop = loop_of(llm)
+    real = loop._take
+
+    def take_all(rows: Any, sampled: Any, done: Any, now_ns: int) -> None:
+        loop._rows.outputs.append(rows[done.dropped], sampled.ids[done.dropped], now_ns)
+        real(rows, sampled, done, now_ns)
+
+    monkeypatch.setattr(loop, "_take", take_all)
+    with faulty_model(llm, lose_the_writer(llm, "abort"), {0}):
+        outputs = llm.generate(SHARING, EIGHT)
+    assert len(texts(outputs)[1]) != 8

@@ -64,9 +64,7 @@ def test_a_second_interrupt_while_the_first_is_cleaned_up(name: str, llm: LLM, e
 
 
 @pytest.mark.parametrize("where", ["take_token", "end", "set_row", "open"])
-def test_an_interrupt_in_the_books(
-    where: str, llm: LLM, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_in_the_books(where: str, llm: LLM, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     from blocktable.engine.live_request import LiveRequest
     from blocktable.engine.output_rows import OutputRows
     from blocktable.sampling.sampler import Sampler

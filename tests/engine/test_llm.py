@@ -1,5 +1,5 @@
-"""Promise: `LLM` takes prompts in every shape, answers in their order, streams what `generate` would give, and tells how it went;
-requests may be added, aborted and left at any time; engines share nothing."""
+"""Promise: `LLM` takes prompts in every shape, answers in their order, streams what `generate` would give, and tells how it
+went; requests may be added, aborted and left at any time; engines share nothing."""
 
 import threading
 from typing import Any
@@ -11,7 +11,7 @@ import blocktable
 from blocktable import LLM, RequestOutput, SamplingParams
 
 from .conftest import MakeLLM
-from .faults import faulty_model
+from .faults import changing, faulty_model
 from .tiny_llama import END_ID
 from .ways import check_empty
 
@@ -186,11 +186,10 @@ def test_an_abort_while_the_step_is_in_flight_drops_its_token(llm: LLM) -> None:
     second = llm.add_request(PROMPTS[1], EIGHT)
     llm.step()
 
-    def abort(plan: Any, logits: Any) -> Any:
+    def abort(plan: Any, logits: Any) -> None:
         assert llm.abort(first)
-        return logits
 
-    with faulty_model(llm, abort, {0}):
+    with faulty_model(llm, changing(abort), {0}):
         ended = llm.step()
     assert [(output.request_id, output.outputs[0].finish_reason) for output in ended] == [(first, "abort")]
     assert len(ended[0].outputs[0].token_ids) == 1, "the token of the step in flight counts no more"
@@ -204,9 +203,8 @@ def test_an_abort_while_the_step_is_in_flight_drops_its_token(llm: LLM) -> None:
 def test_an_abort_from_another_thread_ends_a_running_batch(llm: LLM) -> None:
     seen = threading.Event()
 
-    def tell(plan: Any, logits: Any) -> Any:
+    def tell(plan: Any, logits: Any) -> None:
         seen.set()
-        return logits
 
     def abort() -> None:
         seen.wait(10)
@@ -215,7 +213,7 @@ def test_an_abort_from_another_thread_ends_a_running_batch(llm: LLM) -> None:
 
     thread = threading.Thread(target=abort)
     thread.start()
-    with faulty_model(llm, tell):
+    with faulty_model(llm, changing(tell)):
         outputs = llm.generate(PROMPTS, LONG)
     thread.join()
     assert {output.outputs[0].finish_reason for output in outputs} == {"abort"}
@@ -307,9 +305,13 @@ def test_a_borrowed_model_is_given_back_when_its_last_engine_closes(make_llm: Ma
     assert tiny_model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7}, {"num_blocks": 12}, {"block_size": 1, "num_blocks": 400}])
+@pytest.mark.parametrize(
+    "options", [{}, {"max_num_batched_tokens": 7}, {"num_blocks": 12}, {"block_size": 1, "num_blocks": 400}]
+)
 def test_seeded_text_depends_on_nothing_but_its_seed(options: dict[str, Any], make_llm: MakeLLM) -> None:
-    params = [SamplingParams(temperature=1.0, top_p=0.9, seed=place, max_tokens=12, ignore_eos=True) for place in range(len(IDS))]
+    params = [
+        SamplingParams(temperature=1.0, top_p=0.9, seed=place, max_tokens=12, ignore_eos=True) for place in range(len(IDS))
+    ]
     alone = [ids_of(make_llm().generate(prompt, one))[0] for prompt, one in zip(PROMPTS, params)]
     llm = make_llm(**options) if "num_blocks" not in options or options["num_blocks"] > 12 else make_llm(num_blocks=12)
     prompts = PROMPTS if llm.config.num_blocks != 12 else PROMPTS[:5]

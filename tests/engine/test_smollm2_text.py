@@ -99,7 +99,9 @@ def test_text_equals_transformers(name: str, smollm2: Any, prompts: list[Ids], r
 
 
 @pytest.mark.timeout(900)
-def test_the_file_itself_gives_the_same_text(smollm2_gguf: Path, smollm2: Any, prompts: list[Ids], reference: list[Ids]) -> None:
+def test_the_file_itself_gives_the_same_text(
+    smollm2_gguf: Path, smollm2: Any, prompts: list[Ids], reference: list[Ids]
+) -> None:
     """A GGUF file through the front door, with all defaults: words in, words out."""
     tokenizer = smollm2.tokenizer
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, skip_special_tokens=False)

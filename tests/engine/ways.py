@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-
 from blocktable import LLM, RequestOutput, SamplingParams
 
 from .reference import Answer, Ids
@@ -80,5 +79,3 @@ def check_empty(llm: LLM) -> None:
     assert (stats["running"], stats["waiting"], stats["used_blocks"], stats["parked_blocks"]) == (0, 0, 0, 0)
     assert stats["free_blocks"] == stats["num_blocks"] - 1
     assert stats["submitted"] == stats["finished"] + stats["aborted"]
-
-

@@ -79,6 +79,11 @@ class Promises:
         return test
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether the core broke down under a planted fault instead of being seen to be wrong."""
+    return type(error).__name__ == "PanicException"
+
+
 def must_fail(check: Check, mutant: str) -> BaseException:
     """Run `check` with a planted fault; returns how it noticed. Fails if it did not."""
     _core.set_mutant(mutant)

@@ -181,7 +181,7 @@ def test_a_growth_that_does_not_fit_keeps_what_the_sequence_has() -> None:
     driver.drain()
 
 
-@PROMISES.row(20, mutants=("leak_block_on_finish", "abort_waiting_leaks"))
+@PROMISES.row(20, 73, mutants=("leak_block_on_finish", "abort_waiting_leaks"))
 def test_two_thousand_short_requests_leave_nothing_behind() -> None:
     """Faults 20, 73: eight at a time, some of them aborted; whenever nobody lives, no block is used."""
     _soak(requests=2_000)

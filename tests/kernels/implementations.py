@@ -87,7 +87,7 @@ REFERENCE = Implementation.of("reference", blocktable.kernels)
 # Every bound on memory so low that the tests' small shapes meet it: several tiles a chunk, several groups a batch.
 SMALL_BOUNDS: tuple[Change, ...] = (
     ("row_group", "TILE_QUERIES = 256", "TILE_QUERIES = 4"),
-    ("row_group", "GATHER_ELEMENTS = 4 << 20", "GATHER_ELEMENTS = 1500"),
+    ("row_group", "GATHER_ELEMENTS = 2 << 20", "GATHER_ELEMENTS = 1500"),
     ("row_group", "SCORE_ELEMENTS = 8 << 20", "SCORE_ELEMENTS = 600"),
     ("sequence_groups", "FREE_PAIRS = 1024", "FREE_PAIRS = 8"),
     ("sequence_groups", "MASK_PAIRS = 16 << 20", "MASK_PAIRS = 300"),

@@ -96,7 +96,7 @@ def run_schedule(runner: ModelRunner, pages: Pages, schedule: list[list[int]]) -
     """Run the steps of `schedule` (tokens of each sequence a step); returns each sequence's logits [L, vocab]."""
     collected: list[list[Tensor]] = [[] for _ in pages.texts]
     for counts in schedule:
-        logits = runner.forward(pages.plan(counts))  # type: ignore[arg-type]
+        logits = runner.forward(pages.plan(counts))
         for index, part in zip((i for i, count in enumerate(counts) if count), logits.split([c for c in counts if c])):
             collected[index].append(part.clone())
     return [torch.cat(parts) for parts in collected]

@@ -70,11 +70,11 @@ def run_one_inside_the_other(served: list[Served], pages: list[Pages]) -> list[T
     inside: list[Tensor] = []
 
     def run_inner(*_: object) -> None:
-        inside.append(inner.runner.forward(pages[1].plan([21, 13])))  # type: ignore[arg-type]
+        inside.append(inner.runner.forward(pages[1].plan([21, 13])))
 
     hook = outer.loaded.model.model.layers[1].register_forward_pre_hook(run_inner)
     try:
-        outside = outer.runner.forward(pages[0].plan([21, 13]))  # type: ignore[arg-type]
+        outside = outer.runner.forward(pages[0].plan([21, 13]))
     finally:
         hook.remove()
     return [outside, *inside]
@@ -99,7 +99,7 @@ def test_two_models_in_two_threads_do_not_touch_each_other() -> None:
     def run(index: int) -> None:
         for _ in range(5):
             pages[index].done = [0, 0]
-            results[index] = served[index].runner.forward(pages[index].plan([21, 13]))  # type: ignore[arg-type]
+            results[index] = served[index].runner.forward(pages[index].plan([21, 13]))
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
     for thread in threads:
@@ -115,12 +115,12 @@ def test_two_engines_on_one_model_run_in_turn() -> None:
     alone = [torch.cat(own_logits(model, text)) for text in texts]
     pages = [Pages(text, seed=i) for i, text in enumerate(texts)]
     engines = [serve(model, page) for page in pages]
-    got = [engine.runner.forward(page.plan([21, 13])) for engine, page in zip(engines, pages)]  # type: ignore[arg-type]
+    got = [engine.runner.forward(page.plan([21, 13])) for engine, page in zip(engines, pages)]
     assert distance(got, alone) < 1e-4
 
 
 def forward(served: Served, pages: Pages) -> None:
-    served.runner.forward(pages.plan([5, 3]))  # type: ignore[arg-type]
+    served.runner.forward(pages.plan([5, 3]))
 
 
 def check_empty_after_success() -> None:

@@ -1,14 +1,16 @@
 """The KV memory: geometry as seen, size as asked for, views that cover the allocation and never overlap."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from torch import Tensor
 
 from blocktable.errors import InvalidInputError, UnsupportedModelError
-from blocktable.model import kv_sizing
+from blocktable.model import kv_memory, kv_sizing
 from blocktable.model.geometry import KVGeometry, LayerShape, read_geometry
 from blocktable.model.host_memory import available_host_bytes
 from blocktable.model.kv_memory import KVMemory
@@ -57,8 +59,8 @@ def test_a_model_without_keys_has_no_geometry() -> None:
         read_geometry(AttentionTrace((), 128, ()), "empty")
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 16])
-def test_views_cover_the_allocation_and_never_overlap(block_size: int) -> None:
+def check_views(block_size: int) -> None:
+    """The views cover the allocation and never overlap."""
     memory = KVMemory(UNEVEN, sized(UNEVEN, block_size, 5), CPU)
     views = [view for pair in memory.layers for view in pair]
     assert sum(view.numel() for view in views) == memory.buffer.numel()
@@ -68,6 +70,29 @@ def test_views_cover_the_allocation_and_never_overlap(block_size: int) -> None:
         view += 1
     # Each element was in exactly one view.
     assert (memory.buffer == 1).all()
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 16])
+def test_views_cover_the_allocation_and_never_overlap(block_size: int) -> None:
+    check_views(block_size)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda k, v: (k, k.as_strided(v.shape, v.stride(), k.storage_offset())),  # values over the keys
+        lambda k, v: (k, v.as_strided(v.shape, v.stride(), v.storage_offset() - 1)),  # one element too early
+        lambda k, v: (k, v[..., :-1]),  # a column too few
+        lambda k, v: (k, v.clone()),  # not in the allocation
+    ],
+)
+def test_views_that_overlap_or_leave_gaps_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+) -> None:
+    right = kv_memory._layer_views
+    monkeypatch.setattr(kv_memory, "_layer_views", lambda *given: tuple(fault(k, v) for k, v in right(*given)))
+    with pytest.raises(AssertionError):
+        check_views(7)
 
 
 def test_a_block_is_one_row_with_keys_before_values_layer_by_layer() -> None:
@@ -145,7 +170,7 @@ def test_the_size_is_what_was_asked_for_and_says_why(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, float], blocks: int, chosen_by: str
 ) -> None:
     monkeypatch.setattr(kv_sizing, "available_host_bytes", lambda: 1000 * PER_BLOCK)
-    sizing = size_kv(UNEVEN, 4, CPU, **given)  # type: ignore[arg-type]
+    sizing = size_kv(UNEVEN, 4, CPU, **given)
     assert (sizing.num_blocks, sizing.chosen_by, sizing.available_bytes) == (blocks, chosen_by, 1000 * PER_BLOCK)
     assert sizing.total_bytes == blocks * PER_BLOCK <= 1000 * PER_BLOCK
     assert sizing.num_tokens == 4 * (blocks - 1)
@@ -174,7 +199,7 @@ def test_a_size_that_cannot_be_is_refused_with_the_numbers(
 ) -> None:
     monkeypatch.setattr(kv_sizing, "available_host_bytes", lambda: 1000 * PER_BLOCK)
     with pytest.raises(InvalidInputError, match=bound) as caught:
-        size_kv(UNEVEN, 4, CPU, **given)  # type: ignore[arg-type]
+        size_kv(UNEVEN, 4, CPU, **given)
     assert caught.value.field == field
     assert caught.value.value is given[field]
 

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3NextConfig, T5Config
 from transformers.utils import logging as transformers_logging
 
 from blocktable.errors import BlocktableError, InvalidInputError, ModelLoadError, UnsupportedModelError
+from blocktable.model import loader
 from blocktable.model.loader import load_model, unwrap_model, wrap_model
 from blocktable.model.source import SourceKind, resolve_source
 from tests.model import tiny
@@ -40,7 +42,7 @@ def directory(saved: Path, tmp_path: Path) -> Path:
 
 
 def load(path: Path | str, **options: object) -> object:
-    return load_model(str(path), device="cpu", **options)  # type: ignore[arg-type]
+    return load_model(str(path), device="cpu", **options)
 
 
 def test_a_directory_is_loaded_with_all_that_the_engine_must_know(saved: Path) -> None:
@@ -109,7 +111,7 @@ def _without(*patterns: str) -> Callable[[Path], None]:
 
 
 def _with_config(text: str) -> Callable[[Path], None]:
-    return lambda directory: (directory / "config.json").write_text(text) and None  # type: ignore[func-returns-value]
+    return lambda directory: (directory / "config.json").write_text(text) and None
 
 
 def _changed_config(**changes: object) -> Callable[[Path], None]:
@@ -259,19 +261,19 @@ def test_what_its_configuration_rules_out_is_refused_before_weights_are_read(
 )
 def test_an_option_out_of_bounds_names_field_value_and_bound(saved: Path, option: str, value: str, bound: str) -> None:
     with pytest.raises(InvalidInputError, match=bound) as caught:
-        load_model(str(saved), **{"device": "cpu", option: value})  # type: ignore[arg-type]
+        load_model(str(saved), **{"device": "cpu", option: value})
     assert (caught.value.field, caught.value.value) == (option, value)
 
 
 @pytest.mark.parametrize("model", ["", "  ", None, 7])
 def test_a_model_that_is_no_text_is_refused(model: object) -> None:
     with pytest.raises(InvalidInputError, match="must be a directory"):
-        load_model(model)  # type: ignore[arg-type]
+        load_model(model)
 
 
 def test_only_a_transformers_model_can_be_wrapped() -> None:
     with pytest.raises(InvalidInputError, match="must be a model of transformers"):
-        wrap_model(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+        wrap_model(torch.nn.Linear(2, 2))
 
 
 def _global_state() -> dict[str, object]:
@@ -285,22 +287,44 @@ def _global_state() -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("fault", [None, "cut weights", "missing weights", "no config.json"])
-@pytest.mark.parametrize("bars", [True, False])
-def test_a_load_leaves_global_state_as_it_was(directory: Path, fault: str | None, bars: bool) -> None:
+def check_state(directory: Path, fault: str | None) -> None:
+    """A load, good or bad, leaves global state as it was."""
+    before = _global_state()
+    if fault is None:
+        load(directory, dtype="bfloat16")
+    else:
+        BROKEN[fault][0](directory)
+        with pytest.raises(BlocktableError):
+            load(directory, dtype="bfloat16")
+    assert _global_state() == before
+
+
+@pytest.fixture(params=[True, False], ids=["bars", "no bars"])
+def libraries_set_up(request: pytest.FixtureRequest) -> Iterator[None]:
+    """transformers with settings that are not its own."""
     had_bars = transformers_logging.is_progress_bar_enabled()
     verbosity = transformers_logging.get_verbosity()
-    try:
-        (transformers_logging.enable_progress_bar if bars else transformers_logging.disable_progress_bar)()
-        transformers_logging.set_verbosity(25)
-        before = _global_state()
-        if fault is None:
-            load(directory, dtype="bfloat16")
-        else:
-            BROKEN[fault][0](directory)
-            with pytest.raises(BlocktableError):
-                load(directory, dtype="bfloat16")
-        assert _global_state() == before
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        (transformers_logging.enable_progress_bar if had_bars else transformers_logging.disable_progress_bar)()
+    (transformers_logging.enable_progress_bar if request.param else transformers_logging.disable_progress_bar)()
+    transformers_logging.set_verbosity(25)
+    yield
+    transformers_logging.set_verbosity(verbosity)
+    (transformers_logging.enable_progress_bar if had_bars else transformers_logging.disable_progress_bar)()
+
+
+@pytest.mark.usefixtures("libraries_set_up")
+@pytest.mark.parametrize("fault", [None, "cut weights", "missing weights", "no config.json"])
+def test_a_load_leaves_global_state_as_it_was(directory: Path, fault: str | None) -> None:
+    check_state(directory, fault)
+
+
+@contextmanager
+def _borrowed_and_kept() -> Iterator[None]:
+    transformers_logging.set_verbosity_error()
+    yield
+
+
+@pytest.mark.usefixtures("libraries_set_up")
+def test_global_state_that_is_not_given_back_would_be_noticed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "borrowed_libraries", _borrowed_and_kept)
+    with pytest.raises(AssertionError):
+        check_state(directory, None)

@@ -43,7 +43,7 @@ def test_sample_rows_may_repeat_and_come_in_any_order() -> None:
     expected = own_logits(tiny.build("llama"), TEXTS)
     pages = Pages(TEXTS)
     rows = [20, 3, 33, 3, 20]
-    logits = serve(tiny.build("llama"), pages).runner.forward(pages.plan([21, 13], rows))  # type: ignore[arg-type]
+    logits = serve(tiny.build("llama"), pages).runner.forward(pages.plan([21, 13], rows))
     assert logits.shape == (5, tiny.VOCAB_SIZE)
     assert logits.dtype == torch.float32
     assert distance([logits], [torch.cat(expected)[rows]]) < 1e-4
@@ -54,8 +54,8 @@ def test_a_step_without_samples_gives_no_rows_and_stores_its_keys(name: str) -> 
     expected = own_logits(tiny.build(name), TEXTS)
     pages = Pages(TEXTS)
     runner = serve(tiny.build(name), pages).runner
-    assert runner.forward(pages.plan([8, 5], [])).shape == (0, tiny.VOCAB_SIZE)  # type: ignore[arg-type]
-    rest = runner.forward(pages.plan([13, 8]))  # type: ignore[arg-type]
+    assert runner.forward(pages.plan([8, 5], [])).shape == (0, tiny.VOCAB_SIZE)
+    rest = runner.forward(pages.plan([13, 8]))
     assert distance([rest], [torch.cat([expected[0][8:], expected[1][5:]])]) < 1e-4
 
 
@@ -63,7 +63,7 @@ def _without_logits_to_keep(model: PreTrainedModel) -> PreTrainedModel:
     """A model of before that option: it scores every row."""
     score = type(model).forward
 
-    class Older(type(model)):  # type: ignore[misc]
+    class Older(type(model)):
         def forward(self, input_ids: Any = None, position_ids: Any = None, use_cache: Any = None) -> Any:
             return score(self, input_ids=input_ids, position_ids=position_ids, use_cache=use_cache)
 
@@ -75,7 +75,7 @@ def _without_logits_to_keep(model: PreTrainedModel) -> PreTrainedModel:
 def test_a_model_that_scores_every_row_is_cut_afterwards(rows: list[int]) -> None:
     expected = torch.cat(own_logits(tiny.build("llama"), TEXTS))[rows]
     pages = Pages(TEXTS)
-    logits = serve(_without_logits_to_keep(tiny.build("llama")), pages).runner.forward(pages.plan([21, 13], rows))  # type: ignore[arg-type]
+    logits = serve(_without_logits_to_keep(tiny.build("llama")), pages).runner.forward(pages.plan([21, 13], rows))
     assert logits.shape == expected.shape
     assert torch.allclose(logits, expected, atol=1e-4)
 
@@ -84,13 +84,13 @@ def test_copies_are_done_before_the_forward() -> None:
     expected = own_logits(tiny.build("llama"), TEXTS)[0]
     pages = Pages([TEXTS[0], [5]], block_size=4)
     served = serve(tiny.build("llama"), pages)
-    served.runner.forward(pages.plan([8, 0], []))  # type: ignore[arg-type]
+    served.runner.forward(pages.plan([8, 0], []))
     # The sequence's second block moves to another id, which only the copy can fill.
     row, spare = pages.rows[0], int(pages.tables[0, pages.rows[1], 0])
     source = int(pages.tables[0, row, 1])
     pages.tables[0, row, 1] = spare
     served.memory.buffer[spare] = 7.0
-    logits = served.runner.forward(pages.plan([13, 0], copies=[[0, source, spare, 4]]))  # type: ignore[arg-type]
+    logits = served.runner.forward(pages.plan([13, 0], copies=[[0, source, spare, 4]]))
     assert distance([logits], [expected[8:]]) < 1e-4
 
 
@@ -102,7 +102,7 @@ def test_two_sequences_may_share_blocks_that_are_written_in_the_same_step() -> N
     pages = Pages(texts, block_size=4)
     pages.tables[0, pages.rows[1], :2] = pages.tables[0, pages.rows[0], :2]
     pages.done = [0, 8]
-    logits = serve(tiny.build("llama"), pages).runner.forward(pages.plan([10, 1]))  # type: ignore[arg-type]
+    logits = serve(tiny.build("llama"), pages).runner.forward(pages.plan([10, 1]))
     assert distance([logits], [torch.cat([expected[0], expected[1][8:]])]) < 1e-4
 
 
@@ -112,7 +112,7 @@ def test_a_token_without_a_slot_is_stored_nowhere() -> None:
     plan = pages.plan([8, 5])
     plan.slot_mapping[:] = -1
     plan.seq_lens[:] = [8, 5]
-    served.runner.forward(plan)  # type: ignore[arg-type]
+    served.runner.forward(plan)
     assert (served.memory.buffer == 0).all()
 
 
@@ -122,7 +122,7 @@ def test_tokens_that_are_not_known_yet_are_refused() -> None:
     plan = pages.plan([8, 5])
     plan.token_sources[3] = 1
     with pytest.raises(InvalidInputError, match="token_sources"):
-        served.runner.forward(plan)  # type: ignore[arg-type]
+        served.runner.forward(plan)
 
 
 def test_the_plans_arrays_are_not_kept_and_not_changed() -> None:
@@ -133,7 +133,7 @@ def test_the_plans_arrays_are_not_kept_and_not_changed() -> None:
     before = [array.copy() for array in arrays]
     for array in arrays:
         array.flags.writeable = False  # the core's views may be read-only
-    logits = served.runner.forward(plan)  # type: ignore[arg-type]
+    logits = served.runner.forward(plan)
     kept = logits.clone()
     for array, old in zip(arrays, before):
         assert np.array_equal(array, old)
@@ -146,7 +146,7 @@ def test_no_gradient_is_recorded_and_weights_are_untouched() -> None:
     pages = Pages(TEXTS)
     model = tiny.build("llama")
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    logits = serve(model, pages).runner.forward(pages.plan([21, 13]))  # type: ignore[arg-type]
+    logits = serve(model, pages).runner.forward(pages.plan([21, 13]))
     assert not logits.requires_grad
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, before[name])

@@ -116,9 +116,9 @@ def _set(option: str, value: Any) -> Change:
 def _share_keys(module: torch.nn.Module, call: dict[str, Any]) -> None:
     """Layer 1 attends to layer 0's keys."""
     if module.layer_idx == 0:
-        _share_keys.kept = call["key"]  # type: ignore[attr-defined]
+        _share_keys.kept = call["key"]
     if module.layer_idx == 1:
-        call["key"] = _share_keys.kept  # type: ignore[attr-defined]
+        call["key"] = _share_keys.kept
 
 
 def _expand_batch(module: torch.nn.Module, call: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def _attend_twice(model: PreTrainedModel) -> None:
 
 
 def _skip_a_layer(model: PreTrainedModel) -> None:
-    model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)  # type: ignore[method-assign]
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
 
 
 def _hide_window(model: PreTrainedModel) -> None:

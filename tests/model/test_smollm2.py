@@ -1,5 +1,6 @@
 """SmolLM2-135M-Instruct from its GGUF file: a real model, loaded and served."""
 
+import contextlib
 from pathlib import Path
 
 import gguf
@@ -33,9 +34,8 @@ def test_a_gguf_file_is_loaded_with_tokenizer_template_and_end(smollm2: LoadedMo
     assert smollm2.eos_token_ids == (2,)
     assert smollm2.tokenizer is not None
     assert smollm2.tokenizer.decode([2]) == "<|im_end|>"
-    text = smollm2.tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
+    chat = [{"role": "user", "content": "Hi"}]
+    text = smollm2.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     # 30 layers of 3 KV heads, 64 wide, float32.
     assert smollm2.geometry.bytes_per_block(16) == 30 * 3 * (64 + 64) * 4 * 16
@@ -44,13 +44,11 @@ def test_a_gguf_file_is_loaded_with_tokenizer_template_and_end(smollm2: LoadedMo
 @pytest.mark.timeout(300)
 def test_its_paged_logits_are_its_own(smollm2: LoadedModel) -> None:
     assert smollm2.tokenizer is not None
-    texts = [
-        smollm2.tokenizer.encode(text) for text in ("The capital of France is Paris, and the capital of Italy is", "1 2 3 4 5")
-    ]
+    prompts = ("The capital of France is Paris, and the capital of Italy is", "1 2 3 4 5")
+    texts = [smollm2.tokenizer.encode(prompt) for prompt in prompts]
     pages = Pages(texts, block_size=16)
-    memory = KVMemory(
-        smollm2.geometry, size_kv(smollm2.geometry, 16, smollm2.device, num_blocks=pages.num_blocks), smollm2.device
-    )
+    sizing = size_kv(smollm2.geometry, 16, smollm2.device, num_blocks=pages.num_blocks)
+    memory = KVMemory(smollm2.geometry, sizing, smollm2.device)
     first, second = (len(text) for text in texts)
     got = run_schedule(ModelRunner(smollm2, memory), pages, [[5, 3], [first - 5, 1], [0, second - 4]])
     unwrap_model(smollm2.model)
@@ -65,7 +63,9 @@ def test_reading_once_puts_everything_back() -> None:
         return (gguf.GGUFReader, gguf.get_tensor_name_map, unpacking.tqdm)
 
     before = names()
-    with pytest.raises(RuntimeError, match="inside"), gguf_read_once():
+    with gguf_read_once():
         assert all(mine is not original for mine, original in zip(names(), before))
-        raise RuntimeError("inside")
+    assert names() == before
+    with contextlib.suppress(RuntimeError), gguf_read_once():
+        raise RuntimeError("a file is broken")
     assert names() == before

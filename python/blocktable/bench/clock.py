@@ -5,7 +5,7 @@ CPU time of the thread is what the work costs; wall time beside it is what a cal
 Reading the CPU clock costs about 0.2 us on Linux, once per sample; `clock_cost_ns` measures it and nothing subtracts it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from time import thread_time_ns
 
@@ -33,6 +33,12 @@ def quantiles_us(name: str, samples: Samples | Sequence[int]) -> dict[str, float
         rank = min(len(ordered) - 1, int(np.ceil(share * len(ordered))) - 1)
         figures[f"{name}_us_{label}"] = round(float(ordered[rank]) / 1000, 3)
     return figures
+
+
+def best_of(run: Callable[[], dict[str, float]], *, times: int = 3) -> dict[str, float]:
+    """The smallest of each figure over `times` runs: those that Rust times by the wall clock grow with whatever else runs."""
+    runs = [run() for _ in range(times)]
+    return {name: min(figures[name] for figures in runs) for name in runs[0]}
 
 
 def clock_cost_ns(rounds: int = 2000) -> int:

@@ -227,9 +227,7 @@ def _rates(options: argparse.Namespace, seconds: float) -> Row:
 
 def _prompts(options: argparse.Namespace, vocab_size: int, rng: np.random.Generator) -> Prompts:
     if vocab_size <= LEAST_ID:
-        raise InvalidInputError(
-            "model", options.model, f"its vocabulary of {vocab_size} must be over {LEAST_ID}"
-        )
+        raise InvalidInputError("model", options.model, f"its vocabulary of {vocab_size} must be over {LEAST_ID}")
     prompts: Prompts = rng.integers(LEAST_ID, vocab_size, (options.requests, options.prompt)).tolist()
     return prompts
 

@@ -54,9 +54,11 @@ class Engine:
 
     def close(self) -> None:
         """End every request, and give a lent model back if no other engine uses it."""
-        self.loop.abandon()
-        if self.lent is not None:
-            _give_back(self.lent)
+        try:
+            self.loop.abandon()
+        finally:
+            if self.lent is not None:
+                _give_back(self.lent)
 
 
 def build_engine(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> Engine:

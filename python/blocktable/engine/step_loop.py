@@ -21,13 +21,13 @@ from .._core import Commit, Plan, Scheduler
 from ..errors import WrongStepError
 from ..sampling.params import ResolvedSampling
 from ..sampling.random_numbers import SeedSource
-from ..sampling.sampler import Sampled, Sampler
+from ..sampling.sampler import NO_TOKEN, Sampled, Sampler
 from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
 from .live_request import Inbox, LiveRequest
-from .output_rows import OutputRows, SavedOutputs
 from .report import StepTimes
 from .request import Prompt
+from .running_rows import RunningRows
 
 logger = logging.getLogger("blocktable.engine")
 
@@ -63,10 +63,8 @@ class StepLoop:
         self._tokenizer = tokenizer
         self._seeds = seeds
         self._max_step_retries = max_step_retries
-        self._outputs = OutputRows(num_rows)
+        self._rows = RunningRows(num_rows, sampler)
         self._requests: dict[int, LiveRequest] = {}
-        self._request_of_row: list[LiveRequest | None] = [None] * num_rows
-        self._has_text = np.zeros(num_rows, dtype=np.bool_)
         self._num_live = 0
         self._failures = 0  # of the model, in a row
         self._is_torn = False  # a call was left half way
@@ -176,7 +174,7 @@ class StepLoop:
             # In this mode also because the sampler may write into the logits, which were made in it.
             with torch.inference_mode():
                 logits = self._runner.forward(plan)
-                sampled = self._sampler.sample(logits, rows, self._outputs.positions(rows))
+                sampled = self._sampler.sample(logits, rows, self._rows.outputs.positions(rows))
         except Exception as error:  # noqa: BLE001 - whatever a model raises, the engine goes on; it is logged with its trace
             self._survive(plan, error)
             return
@@ -191,47 +189,38 @@ class StepLoop:
     def _take(self, rows: NDArray[np.int32], sampled: Sampled, done: Commit, now_ns: int) -> None:
         """Record what a step brought: tokens, text, ends."""
         ids = sampled.ids
-        if sampled.failed:
-            self._end_failed_rows(rows, sampled)
+        for entry, error in sampled.failed:
+            # Logits that held no choice end their own request, and no other.
+            for request in self._rows.live(rows[entry : entry + 1]):
+                self._end_with_error(request, error)
         if done.num_accepted < len(ids):
-            # Some entries brought no token, or their request was aborted meanwhile.
-            kept = np.array([self._is_live_row(row) for row in rows], dtype=np.bool_)
+            # Some entries brought no token, or one that no longer counts: its request was aborted meanwhile, or was put back
+            # because it shared a block that was withdrawn, and will be sampled again.
+            kept = ids != NO_TOKEN
+            kept[done.dropped] = False
             rows, ids = rows[kept], ids[kept]
-        self._outputs.append(rows, ids, now_ns)
+        self._rows.outputs.append(rows, ids, now_ns)
         ended: dict[int, int] = dict(done.ended.tolist()) if len(done.ended) else {}
-        speaking = np.flatnonzero(self._has_text[rows])
-        if speaking.size:
-            self._speak(rows[speaking].tolist(), ids[speaking].tolist(), ended)
+        for request, token_id in self._rows.speaking(rows, ids):
+            self._speak(request, token_id, ended.pop(request.id, None))
         for number, code in ended.items():
             self._end(self._requests[number], code)
 
-    def _speak(self, rows: list[int], ids: list[int], ended: dict[int, int]) -> None:
-        """Bring the text of these rows on by one token each, and end those that reached a stop string."""
-        for row, token_id in zip(rows, ids):
-            request = self._request_of_row[row]
-            if request is None:
-                continue
-            code = ended.pop(request.id, None)
-            by_token = code is not None and request.is_end_token(code, [token_id])
-            piece = request.take_token(token_id, ended_by_token=by_token)
-            if code is None and request.text is not None and request.text.stop_string is not None:
-                self.scheduler.finish(request.id)
-                code = _core.END_FINISHED_STOP
-            if code is not None:
-                self._end(request, code, piece=piece, is_new=True)
-            elif request.is_streamed:
-                request.give(piece, token_id)
-
-    def _end_failed_rows(self, rows: NDArray[np.int32], sampled: Sampled) -> None:
-        """Entries whose logits held no choice end their own request, and no other."""
-        for entry, error in sampled.failed:
-            request = self._request_of_row[rows[entry]]
-            if request is not None and not request.is_ended:
-                self._end_with_error(request, error)
+    def _speak(self, request: LiveRequest, token_id: int, code: int | None) -> None:
+        """Bring the text of a request on by one token; end it if the core did (`code`), or if it reached a stop string."""
+        by_token = code is not None and request.is_end_token(code, [token_id])
+        piece = request.take_token(token_id, ended_by_token=by_token)
+        if code is None and request.text is not None and request.text.stop_string is not None:
+            self.scheduler.finish(request.id)
+            code = _core.END_FINISHED_STOP
+        if code is not None:
+            self._end(request, code, piece=piece, is_new=True)
+        elif request.is_streamed:
+            request.give(piece, token_id)
 
     def _survive(self, plan: Plan, error: Exception) -> None:
         """The model failed: undo the step. It will be planned again, unless it failed too often."""
-        rows: list[int] = plan.seq_slots.tolist()
+        rows: NDArray[np.int32] = plan.seq_slots.copy()
         self.scheduler.fail(plan.step)
         self._failures += 1
         if self._failures <= self._max_step_retries:
@@ -239,10 +228,8 @@ class StepLoop:
             return
         self._failures = 0
         logger.error("a step failed %d times: its %d requests end", self._max_step_retries + 1, len(rows), exc_info=error)
-        for row in rows:
-            request = self._request_of_row[row]
-            if request is not None and not request.is_ended:
-                self._end_with_error(request, error)
+        for request in self._rows.live(rows):
+            self._end_with_error(request, error)
 
     def _apply(self, plan: Plan) -> None:
         """Keep the rows as the plan says: who left first, who came after."""
@@ -259,16 +246,14 @@ class StepLoop:
             return
         if not request.is_ended:
             self._end(request, code)
-        self._free_row(request)
+        self._rows.leave(request)
         del self._requests[number]
 
     def _leave_row(self, number: int) -> None:
         request = self._requests.get(number)
-        if request is None or request.row is None:
-            return
-        request.saved = self._outputs.read(request.row)
-        request.num_preemptions += 1
-        self._free_row(request)
+        if request is not None:
+            request.num_preemptions += 1
+            self._rows.leave(request)
 
     def _enter_row(self, number: int, row: int) -> None:
         request = self._requests.get(number)
@@ -276,43 +261,22 @@ class StepLoop:
             # An interrupt fell between its submit and our note of it: nobody waits for it.
             self.scheduler.abort(number)
             return
-        request.row = row
-        self._request_of_row[row] = request
-        self._has_text[row] = request.text is not None
-        self._outputs.open(row, request.saved)
-        self._sampler.set_row(row, request.sampling, request.seed)
+        self._rows.enter(request, row)
         if request.num_cached is None:
             request.num_cached = self.scheduler.num_cached_tokens(number)
-
-    def _free_row(self, request: LiveRequest) -> None:
-        row = request.row
-        if row is None:
-            return
-        request.row = None
-        self._request_of_row[row] = None
-        self._has_text[row] = False
-        self._outputs.close(row)
-        self._sampler.clear_row(row)
-
-    def _is_live_row(self, row: int) -> bool:
-        request = self._request_of_row[row]
-        return request is not None and not request.is_ended
 
     def _end(self, request: LiveRequest, code: int, **new: Any) -> None:
         """Hand out the last output. Its row stays until a plan says that it is free."""
         self._num_live -= 1
         if request.num_cached is None:
             request.num_cached = 0
-        request.end(code, self._outputs_of(request), self._tokenizer, **new)
+        request.end(code, self._rows.outputs_of(request), self._tokenizer, **new)
 
     def _end_with_error(self, request: LiveRequest, error: Exception) -> None:
         logger.error("request %d ends with an error: %r", request.id, error)
         request.error = error
         self.scheduler.abort(request.id)
         self._end(request, _core.END_ABORTED)
-
-    def _outputs_of(self, request: LiveRequest) -> SavedOutputs:
-        return request.saved if request.row is None else self._outputs.read(request.row)
 
     def _fail_any_step(self) -> None:
         """Fail the step in flight, if there is one: the core knows, even if the interrupt fell before its plan arrived here."""

@@ -66,6 +66,11 @@ def attach_model(model: PreTrainedModel, name: str, *, self_check: bool, progres
     return attached
 
 
+def is_attached(model: PreTrainedModel) -> bool:
+    """Whether the model calls our attention, for one engine or several."""
+    return _ATTACHMENT in model.__dict__
+
+
 def detach_model(model: PreTrainedModel, name: str = "model") -> bool:
     """Give an attached model back, calling the attention of before; false if it is not attached. No engine may use it then."""
     attached: Attachment | None = model.__dict__.pop(_ATTACHMENT, None)

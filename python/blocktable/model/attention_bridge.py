@@ -111,11 +111,6 @@ def unbind_layers(model: PreTrainedModel) -> None:
         module.__dict__.pop(_BINDING, None)
 
 
-def is_attached(model: PreTrainedModel) -> bool:
-    """Whether the model has been attached, by `loader` for an engine."""
-    return _SLOT in model.__dict__
-
-
 def forget_slot(model: PreTrainedModel) -> None:
     """Take the slot off the model."""
     model.__dict__.pop(_SLOT, None)

@@ -22,6 +22,16 @@ def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
     return tuple(sorted(token for token in found if 0 <= token < vocab_size))
 
 
+def agree_on_end(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Give the tokenizer of a GGUF file the end token that the file names.
+
+    transformers reads it right into the configuration; up to 5.17 the tokenizer it makes may take the begin token for it.
+    """
+    named = model.config.eos_token_id
+    if isinstance(named, int) and tokenizer.eos_token_id != named:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(named)
+
+
 def _ids(value: Any) -> Iterator[int]:
     """One id, several, or none."""
     if isinstance(value, int) and not isinstance(value, bool):

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ..errors import InvalidInputError, UnsupportedModelError
 from .attachment import Attachment, Progress, attach_model, detach_model
 from .checkpoint import read_config, read_tokenizer, read_weights
-from .end_tokens import end_token_ids
+from .end_tokens import agree_on_end, end_token_ids
 from .geometry import KVGeometry
 from .gguf_reading import gguf_read_once
 from .library_state import borrowed_libraries
@@ -95,6 +95,8 @@ def load_model(
         loaded = read_weights(source, config, wanted, place)
         tell("reading its tokenizer")
         words = read_tokenizer(text_source)
+        if words is not None and text_source.kind is SourceKind.GGUF and text_source == source:
+            agree_on_end(words, loaded)
         attachment, layout = _prepare(loaded, source.text, weight_layout, self_check, tell)
         return _record(loaded, words, source.text, attachment, layout)
 
@@ -121,16 +123,20 @@ def wrap_model(
 
 
 def unwrap_model(model: PreTrainedModel) -> bool:
-    """Give a wrapped model back: it runs on its own again, as before. False if it was not wrapped. Close its engines first."""
+    """Give a wrapped model back: it runs on its own again. False if it was not wrapped. Close its engines first.
+
+    It stays in evaluation mode, and weights that were transposed stay so: their values and shapes are those of before.
+    """
     return detach_model(model)
 
 
 def _prepare(
     model: PreTrainedModel, name: str, weight_layout: str, self_check: bool, tell: Progress
 ) -> tuple[Attachment, LayoutChoice]:
-    layout = lay_out_weights(model, weight_layout)
+    attachment = attach_model(model, name, self_check=self_check, progress=tell)
+    layout = lay_out_weights(model, weight_layout)  # after the checks: a model that is refused stays as it was
     tell(f"weights: {layout}")
-    return attach_model(model, name, self_check=self_check, progress=tell), layout
+    return attachment, layout
 
 
 def _check_before_weights(config: PreTrainedConfig, name: str) -> None:

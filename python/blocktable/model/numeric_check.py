@@ -115,7 +115,7 @@ def _run_step(
     tables = torch.nn.utils.rnn.pad_sequence([s.table for s in sequences], batch_first=True)
     starts = torch.tensor([0, *counts]).cumsum(0)
     ends = torch.tensor([start + count for start, count in zip(done, counts)])
-    batch = AttentionBatch.build(tables.to(device), starts, ends, BLOCK_SIZE)
+    batch = AttentionBatch.build(tables.to(device), starts, ends.to(device), BLOCK_SIZE)
     inputs = PackedInputs(
         token_ids=torch.cat([s.tokens[at.to(device)] for s, at in zip(sequences, ranges)]),
         positions=torch.cat(ranges).to(device),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import InvalidInputError
 from ..kernels.attention_batch import AttentionBatch
+from ..kernels.scratch import Scratch
 from .forward_context import PagedForward
 from .kv_memory import KVMemory
 from .loader import LoadedModel
@@ -34,6 +35,7 @@ class ModelRunner:
             raise InvalidInputError("kv_memory", kv_memory.geometry, f"must be laid out for this model: {loaded.geometry}")
         self._loaded = loaded
         self._memory = kv_memory
+        self._scratch = Scratch()
         self._keeps_rows = takes(loaded.model, "logits_to_keep")
 
     def forward(self, plan: Plan) -> Tensor:
@@ -60,10 +62,10 @@ class ModelRunner:
         tables = plan.block_tables[0, :, :columns].take(plan.seq_slots, axis=0)  # [S, columns]
         batch = AttentionBatch.build(
             self._moved(tables),
-            # Small, and read on the CPU: never moved.
-            torch.from_numpy(plan.query_starts.copy()),
-            torch.from_numpy(plan.seq_lens.copy()),
+            torch.from_numpy(plan.query_starts.copy()),  # read on the CPU
+            self._moved(plan.seq_lens.copy()),
             block_size,
+            self._scratch,
         )
         return PagedForward(batch, self._moved(plan.slot_mapping[0].copy()), self._memory.layers)
 

@@ -142,7 +142,7 @@ class _Play:
 
     def _step_bound(self) -> int:
         """So many steps are enough for all work so far, one token a step, each token computed several times over."""
-        return 100 + 2 * self.work
+        return 100 + 3 * self.work
 
     def _step(self) -> None:
         """Events, a plan, events while it is in flight, and its result or its failure."""

@@ -62,6 +62,10 @@ impl Scheduler {
         self.counters.preemptions += 1;
         self.counters.recomputed_tokens += request.computed as u64;
         request.preemptions += 1;
+        if self.config.enable_prefix_caching {
+            // The newest output may have filled a block whose last row was never planned: others may wait for it, or it for them.
+            self.hasher.extend(&mut request.keys, &request.tokens);
+        }
         request.forget_rows();
         let id = request.id;
         let at =

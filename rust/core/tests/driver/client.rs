@@ -1,0 +1,54 @@
+//! One request as its caller knows it: what it asked for, what came back, and what the cold answer says must come back.
+
+use blocktable_core::ids::Key;
+use blocktable_core::request::Limits;
+
+use super::oracle::ColdAnswer;
+
+/// A request that was accepted.
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub id: u64,
+    pub prompt_len: usize,
+    /// Prompt, then the outputs that commits accepted.
+    pub tokens: Vec<u32>,
+    pub limits: Limits,
+    pub answer: ColdAnswer,
+    pub submitted_us: u64,
+    /// Its row of the block tables while it runs.
+    pub row: Option<i32>,
+    /// Rows that are confirmed while it runs.
+    pub computed: usize,
+    /// Rows for which its table has blocks while it runs.
+    pub granted: usize,
+    /// Prompt tokens found in the prefix cache at the first admission.
+    pub cached: Option<usize>,
+    pub preemptions: u32,
+    /// End code, once it has ended.
+    pub end: Option<i64>,
+    /// Keys of the full blocks of `tokens`, as far as they were needed.
+    pub keys: Vec<Key>,
+}
+
+impl Client {
+    pub fn is_live(&self) -> bool {
+        self.end.is_none()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.is_live() && self.row.is_some()
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        self.is_live() && self.row.is_none()
+    }
+
+    pub fn outputs(&self) -> &[u32] {
+        &self.tokens[self.prompt_len..]
+    }
+
+    /// Tokens it can have at most.
+    pub fn most_tokens(&self) -> usize {
+        self.prompt_len + self.answer.outputs.len()
+    }
+}

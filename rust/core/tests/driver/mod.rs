@@ -1,0 +1,337 @@
+//! Drives one scheduler as a careful caller would, and checks everything after every call.
+//!
+//! Before: a test says what happens (submit, plan, commit, fail, abort). After: the same call on the scheduler, then its audit, the
+//! caller's books, every counter, poison over all that became free, and the comparison of each token and each end with the cold
+//! answer. The driver never corrects the scheduler: the first difference is returned as [`Broken`], with the name of the check.
+
+#![allow(dead_code, reason = "each test crate uses a part")]
+
+mod client;
+mod oracle;
+mod plan;
+mod plan_check;
+mod step;
+
+use std::collections::BTreeMap;
+
+use blocktable_core::Scheduler;
+use blocktable_core::config::Config;
+use blocktable_core::error::Error;
+use blocktable_core::ids::{BlockId, Key, RequestId};
+use blocktable_core::prefix_index::KeyState;
+use blocktable_core::request::{End, Limits};
+use blocktable_core::stats::Counters;
+
+use crate::broken::{Checked, audited, ensure};
+
+pub use client::Client;
+pub use oracle::{ColdAnswer, KvMemory};
+pub use plan::Plan;
+pub use step::Step;
+
+/// How often rare things happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Tokens of a commit that did not count.
+    pub dropped: usize,
+    /// Sharers that lost a block because its writer did not finish it.
+    pub put_back: usize,
+    /// Requests that ended while a step ran them.
+    pub ended_in_flight: usize,
+    /// Waiting requests that a lower one passed, because their next block was being computed.
+    pub passed_over: usize,
+    pub ended_for_capacity: usize,
+    /// Running requests that got no token in a plan.
+    pub skipped: usize,
+}
+
+/// A scheduler, the memory of its plans, the oracle model, and the books of its caller.
+pub struct Driver {
+    pub scheduler: Scheduler,
+    pub clients: BTreeMap<u64, Client>,
+    /// The plan that is neither committed nor failed.
+    pub step: Option<Step>,
+    /// Every plan so far.
+    pub plans: Vec<Plan>,
+    kv: KvMemory,
+    /// Staging buffer and block tables, twice.
+    memories: [(Vec<i64>, Vec<i32>); 2],
+    /// Block tables of a device that is told of changes only.
+    device_tables: Vec<i32>,
+    /// How often the rare things happened, so that a test can say that they did.
+    pub seen: Seen,
+    /// Ends that no plan has reported yet.
+    unreported: BTreeMap<u64, i64>,
+    expected: Counters,
+    now_us: u64,
+}
+
+impl Driver {
+    pub fn new(config: Config) -> Self {
+        let kv = KvMemory::new(config.num_blocks, config.block_size);
+        let scheduler = Scheduler::new(config).expect("a valid configuration");
+        let (words, entries) = (scheduler.layout().words, scheduler.layout().table_entries);
+        let memory = || (vec![0; words], vec![0; entries]);
+        Driver {
+            clients: BTreeMap::new(),
+            step: None,
+            plans: Vec::new(),
+            kv,
+            memories: [memory(), memory()],
+            device_tables: vec![0; entries],
+            seen: Seen::default(),
+            unreported: BTreeMap::new(),
+            expected: Counters::default(),
+            now_us: 0,
+            scheduler,
+        }
+    }
+
+    pub fn config(&self) -> &Config {
+        self.scheduler.config()
+    }
+
+    pub fn block_size(&self) -> usize {
+        self.config().block_size as usize
+    }
+
+    pub fn live(&self) -> impl Iterator<Item = &Client> {
+        self.clients.values().filter(|client| client.is_live())
+    }
+
+    /// Submits a request; `None` if it is refused, as the rules say it must be.
+    pub fn submit(&mut self, prompt: Vec<u32>, limits: Limits) -> Checked<Option<u64>> {
+        let reasons = self.reasons_to_refuse(&prompt, &limits);
+        let before = self.snapshot();
+        let now_us = self.tick();
+        let hashed = self.scheduler.prompt(prompt.clone());
+        let result = self.scheduler.submit(hashed, limits.clone(), now_us);
+        let id = match result {
+            Err(error) => {
+                self.expected.refused += 1;
+                ensure(reasons.contains(&kind_of(&error)), "submit", || {
+                    format!("refused with {error}; reasons: {reasons:?}")
+                })?;
+                self.unchanged_since(&before)?;
+                None
+            }
+            Ok(RequestId(id)) => {
+                ensure(reasons.is_empty(), "submit", || format!("accepted although {reasons:?}"))?;
+                ensure(!self.clients.contains_key(&id), "submit", || format!("id {id} is given a second time"))?;
+                self.expected.submitted += 1;
+                let client = self.new_client(id, prompt, limits);
+                self.clients.insert(id, client);
+                Some(id)
+            }
+        };
+        self.settle()?;
+        Ok(id)
+    }
+
+    /// Aborts a request, in whatever state it is.
+    pub fn abort(&mut self, id: u64) -> Checked {
+        let did_end = self.scheduler.abort(RequestId(id));
+        self.leave(id, did_end, End::Aborted)
+    }
+
+    /// Ends a request as finished: the caller saw a stop string.
+    pub fn finish(&mut self, id: u64) -> Checked {
+        let did_end = self.scheduler.finish(RequestId(id));
+        self.leave(id, did_end, End::Stop)
+    }
+
+    pub fn reset_prefix_cache(&mut self) -> Checked {
+        let held: Vec<BlockId> = self.blocks().filter(|&block| self.scheduler.pool().holders(block) > 0).collect();
+        let state = |block: &BlockId| self.scheduler.pool().index().state(*block);
+        let states: Vec<KeyState> = held.iter().map(state).collect();
+        let published = self.scheduler.pool().index().num_published();
+        let forgotten = self.scheduler.reset_prefix_cache();
+        let kept = self.scheduler.pool().index().num_published();
+        ensure(published - forgotten == kept, "reset", || format!("{published} - {forgotten} is not {kept}"))?;
+        let state = |block: &BlockId| self.scheduler.pool().index().state(*block);
+        ensure(held.iter().map(state).eq(states), "reset", || "a held block lost its name".to_owned())?;
+        self.settle()
+    }
+
+    /// Steps until nobody lives, then checks that nothing is held and every end was reported.
+    pub fn drain(&mut self) -> Checked {
+        if self.step.is_some() {
+            self.commit(&[])?;
+        }
+        let live = self.live().count();
+        let longest = self.live().map(Client::most_tokens).max().unwrap_or(0);
+        // The running request of highest rank brings a row in every step and is never a victim, so a request that waits at the head
+        // starts after at most `live` others have ended.
+        let bound = live * (live + 1) * longest + 1;
+        for _ in 0..bound {
+            if self.live().next().is_none() {
+                break;
+            }
+            self.run_step()?;
+        }
+        let left: Vec<u64> = self.live().map(|client| client.id).collect();
+        ensure(left.is_empty(), "progress", || format!("requests {left:?} still live after {bound} steps"))?;
+        while !self.unreported.is_empty() {
+            let before = self.unreported.len();
+            self.plan()?;
+            ensure(self.unreported.len() < before, "ends", || format!("{:?} are never reported", self.unreported))?;
+        }
+        let pool = self.scheduler.pool();
+        ensure(pool.num_free() == pool.usable(), "drain", || {
+            format!(
+                "{} of {} are free, {} held, {} parked",
+                pool.num_free(),
+                pool.usable(),
+                pool.num_held(),
+                pool.num_parked()
+            )
+        })
+    }
+
+    fn new_client(&self, id: u64, prompt: Vec<u32>, limits: Limits) -> Client {
+        let config = self.config();
+        let answer = ColdAnswer::of(&prompt, &limits, config.vocab_size, config.max_model_len);
+        Client {
+            id,
+            prompt_len: prompt.len(),
+            tokens: prompt,
+            limits,
+            answer,
+            submitted_us: self.now_us,
+            row: None,
+            computed: 0,
+            granted: 0,
+            cached: None,
+            preemptions: 0,
+            end: None,
+            keys: Vec::new(),
+        }
+    }
+
+    fn leave(&mut self, id: u64, did_end: bool, end: End) -> Checked {
+        let was_live = self.clients.get(&id).is_some_and(Client::is_live);
+        ensure(did_end == was_live, "leave", || format!("request {id} lives: {was_live}; ending it says {did_end}"))?;
+        if did_end {
+            self.lose_writer(id);
+            self.mark_ended(id, end as i64);
+        }
+        self.settle()
+    }
+
+    fn mark_ended(&mut self, id: u64, code: i64) {
+        self.clients.get_mut(&id).expect("a known request").end = Some(code);
+        self.unreported.insert(id, code);
+        if code == End::Stop as i64 || code == End::Length as i64 {
+            self.expected.finished += 1;
+        } else {
+            self.expected.aborted += 1;
+        }
+    }
+
+    /// After every call.
+    fn settle(&mut self) -> Checked {
+        self.audit()?;
+        let (running, waiting) = (
+            self.live().filter(|client| client.is_running()).count(),
+            self.live().filter(|client| client.is_waiting()).count(),
+        );
+        let counted = (self.scheduler.num_running(), self.scheduler.num_waiting());
+        ensure(counted == (running, waiting), "books", || {
+            format!("(running, waiting) is {counted:?}, the caller knows {:?}", (running, waiting))
+        })?;
+        let counters = self.scheduler.counters();
+        ensure(counters == self.expected, "counters", || format!("{counters:?}, must be {:?}", self.expected))?;
+        let free: Vec<BlockId> = self.scheduler.pool().free_blocks().collect();
+        for block in free {
+            if self.scheduler.pool().index().state(block) != KeyState::Published {
+                self.kv.poison(block.get());
+            }
+        }
+        Ok(())
+    }
+
+    fn audit(&self) -> Checked {
+        audited(self.scheduler.audit())
+    }
+
+    /// Kinds of refusal that the documentation of submit gives for this request; empty if it must be accepted.
+    fn reasons_to_refuse(&self, prompt: &[u32], limits: &Limits) -> Vec<&'static str> {
+        let config = self.config();
+        let longest = config.max_model_len as usize - 1;
+        let must_make = limits.min_tokens.max(1) as usize;
+        let rows = (prompt.len() + must_make - 1).min(longest);
+        let waiting = self.live().filter(|client| client.is_waiting()).count();
+        let ids = prompt.iter().chain(&limits.stop_tokens);
+        let mut reasons = Vec::new();
+        if prompt.is_empty() || prompt.len() > longest {
+            reasons.push("prompt_len");
+        }
+        if ids.clone().any(|&id| id >= config.vocab_size) {
+            reasons.extend(["token_ids", "stop_token_ids"]);
+        }
+        if limits.max_tokens == 0 {
+            reasons.push("max_tokens");
+        }
+        if limits.min_tokens > limits.max_tokens {
+            reasons.push("min_tokens");
+        }
+        if rows.div_ceil(config.block_size as usize) > config.num_blocks as usize - 1 {
+            reasons.push("never fits");
+        }
+        if waiting >= config.max_waiting as usize {
+            reasons.push("queue full");
+        }
+        reasons
+    }
+
+    /// What a refused call must leave as it was.
+    fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            free: self.scheduler.pool().free_blocks().collect(),
+            lines: (self.scheduler.num_running(), self.scheduler.num_waiting()),
+            steps: self.scheduler.steps(),
+        }
+    }
+
+    fn unchanged_since(&self, before: &Snapshot) -> Checked {
+        let now = self.snapshot();
+        ensure(now == *before, "refusal", || format!("a refused call changed {before:?} to {now:?}"))
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = BlockId> {
+        let pool = self.scheduler.pool();
+        (1..pool.num_blocks()).map(|id| pool.block(id).expect("a block of this pool"))
+    }
+
+    /// The first `count` keys of a client's chain.
+    fn keys_of(&mut self, id: u64, count: usize) -> Vec<Key> {
+        let block_size = self.block_size();
+        let client = self.clients.get_mut(&id).expect("a known request");
+        if client.keys.len() < count {
+            let mut hasher = self.scheduler.hasher().clone();
+            hasher.extend(&mut client.keys, &client.tokens[..count * block_size]);
+        }
+        client.keys[..count].to_vec()
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.now_us += 7;
+        self.now_us
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Snapshot {
+    free: Vec<BlockId>,
+    lines: (usize, usize),
+    steps: u64,
+}
+
+fn kind_of(error: &Error) -> &'static str {
+    match error {
+        Error::InvalidInput { field, .. } => field,
+        Error::NeverFits { .. } => "never fits",
+        Error::QueueFull { .. } => "queue full",
+        _ => "something else",
+    }
+}

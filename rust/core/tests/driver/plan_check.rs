@@ -1,0 +1,249 @@
+//! What must be true of every plan, checked against what the caller knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blocktable_core::ids::{BlockId, Key, RequestId};
+use blocktable_core::prefix_index::KeyState;
+
+use super::{Client, Driver, Plan};
+use crate::broken::{Checked, broken, ensure};
+
+/// What the caller sees before a plan.
+pub struct Before {
+    /// Requests that run.
+    running: BTreeSet<u64>,
+    /// For each that waits, the blocks that serve the head of its chain.
+    published: BTreeMap<u64, Vec<BlockId>>,
+}
+
+impl Before {
+    pub fn look(driver: &mut Driver) -> Self {
+        let running = driver.live().filter(|client| client.is_running()).map(|client| client.id).collect();
+        let waiting: Vec<u64> = driver.live().filter(|client| client.is_waiting()).map(|client| client.id).collect();
+        let published = waiting.into_iter().map(|id| (id, driver.published_head(id))).collect();
+        Before { running, published }
+    }
+}
+
+impl Driver {
+    pub(super) fn check_plan(&mut self, plan: &Plan, before: &Before) -> Checked {
+        self.check_shape(plan)?;
+        self.check_tables(plan)?;
+        self.check_preemptions(plan, before)?;
+        self.check_admissions(plan, before)?;
+        self.check_order_of_admission(plan)?;
+        self.check_waits(plan)?;
+        self.check_chunks(plan, before)?;
+        self.check_progress(plan)
+    }
+
+    /// Published blocks that hold the first tokens of a request, as many as a hit may cover.
+    fn published_head(&mut self, id: u64) -> Vec<BlockId> {
+        if !self.config().enable_prefix_caching {
+            return Vec::new();
+        }
+        let most = (self.clients[&id].tokens.len() - 1) / self.block_size();
+        let keys = self.keys_of(id, most);
+        let published = |found: Option<(BlockId, KeyState)>| {
+            found.and_then(|(block, state)| (state == KeyState::Published).then_some(block))
+        };
+        keys.iter().map_while(|key| published(self.scheduler.pool().index().lookup(key))).collect()
+    }
+
+    fn client_in_row(&self, row: i32) -> Checked<&Client> {
+        let found = self.live().find(|client| client.row == Some(row));
+        found.map_or_else(|| broken("shape", format!("row {row} is planned and belongs to nobody")), Ok)
+    }
+
+    /// Lengths, ranges, and that tokens and positions are those of the requests.
+    fn check_shape(&self, plan: &Plan) -> Checked {
+        let config = self.config();
+        let (rows, budget) = (config.rows() as usize, config.max_num_batched_tokens as usize);
+        let fits = plan.seq_slots.len() <= rows && plan.token_ids.len() <= budget;
+        ensure(fits, "shape", || format!("{} sequences, {} tokens", plan.seq_slots.len(), plan.token_ids.len()))?;
+        let distinct: BTreeSet<i32> = plan.seq_slots.iter().copied().collect();
+        ensure(distinct.len() == plan.seq_slots.len(), "shape", || format!("rows {:?}", plan.seq_slots))?;
+        let is_chain = plan.query_starts[0] == 0 && plan.query_starts.is_sorted();
+        ensure(is_chain, "shape", || format!("query_starts {:?}", plan.query_starts))?;
+        ensure(plan.token_sources.iter().all(|&source| source == -1), "shape", || {
+            "a token without a value".to_owned()
+        })?;
+        let mut samples = Vec::new();
+        for (seq, chunk) in plan.chunks().into_iter().enumerate() {
+            let client = self.client_in_row(plan.seq_slots[seq])?;
+            let (first, end) = (plan.query_starts[seq] as usize, plan.seq_lens[seq] as usize);
+            ensure(chunk > 0 && end <= client.tokens.len() && chunk <= end, "shape", || {
+                format!("request {}: {chunk} tokens to {end} of {}", client.id, client.tokens.len())
+            })?;
+            for (i, position) in (end - chunk..end).enumerate() {
+                let planned = (plan.token_ids[first + i], plan.positions[first + i]);
+                let known = (client.tokens[position] as i32, position as i32);
+                ensure(planned == known, "tokens", || {
+                    format!("request {}: {planned:?}, must be {known:?}", client.id)
+                })?;
+            }
+            if end == client.tokens.len() {
+                samples.push((plan.query_starts[seq + 1] - 1, client.id as i64));
+            }
+        }
+        let planned: Vec<(i32, i64)> =
+            plan.sample_rows.iter().copied().zip(plan.sample_requests.iter().copied()).collect();
+        ensure(planned == samples, "samples", || format!("{planned:?}, must be {samples:?}"))
+    }
+
+    /// Slots go through the tables, each is written once, and a device that is told of changes only knows the same tables.
+    fn check_tables(&self, plan: &Plan) -> Checked {
+        let (size, columns) = (self.block_size(), self.config().max_blocks() as usize);
+        let tables = &self.memories[(plan.step as usize + 1) % 2].1;
+        let mut written = BTreeSet::new();
+        for (seq, chunk) in plan.chunks().into_iter().enumerate() {
+            let at = plan.seq_slots[seq] as usize * columns;
+            let first = plan.query_starts[seq] as usize;
+            let valid = at..at + (plan.seq_lens[seq] as usize).div_ceil(size);
+            let (shown, told) = (&tables[valid.clone()], &self.device_tables[valid]);
+            ensure(shown == told, "tables", || format!("the plan shows {shown:?}, a device was told {told:?}"))?;
+            let is_block = |&id: &i32| 0 < id && (id as u32) < self.config().num_blocks;
+            ensure(shown.iter().all(is_block), "tables", || format!("{shown:?} names no block"))?;
+            for i in first..first + chunk {
+                let position = plan.positions[i] as usize;
+                let slot = i64::from(shown[position / size]) * size as i64 + (position % size) as i64;
+                let planned = plan.slot_mapping[i];
+                ensure(planned == slot, "slots", || format!("position {position} goes to {planned}, must be {slot}"))?;
+                ensure(written.insert(slot), "slots", || format!("slot {slot} is written twice"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A victim ranks below a running request that grew, or that ended because it does not fit alone.
+    fn check_preemptions(&self, plan: &Plan, before: &Before) -> Checked {
+        for &victim in &plan.preempted {
+            let is_taker = |&id: &u64| {
+                let grew = |row| plan.dirty.iter().any(|change| change.0 == row);
+                id < victim && !plan.preempted.contains(&id) && self.clients[&id].row.is_none_or(grew)
+            };
+            ensure(before.running.iter().any(is_taker), "rank", || {
+                format!("request {victim} is preempted, and nobody above it grew")
+            })?;
+        }
+        ensure(plan.preempted.is_empty() || plan.admitted.is_empty(), "admission", || {
+            format!("{:?} are preempted, {:?} admitted", plan.preempted, plan.admitted)
+        })
+    }
+
+    /// An admitted request starts behind all that was found, and gets all the tokens that the budget leaves.
+    fn check_admissions(&mut self, plan: &Plan, before: &Before) -> Checked {
+        let (size, budget) = (self.block_size(), self.config().max_num_batched_tokens as usize);
+        let threshold = match self.config().long_prefill_threshold {
+            0 => usize::MAX,
+            tokens => tokens as usize,
+        };
+        for &(id, row) in &plan.admitted {
+            let Some(seq) = plan.seq_slots.iter().position(|&planned| planned == row) else {
+                return broken("admission", format!("request {id} is admitted and gets no token"));
+            };
+            let len = self.clients[&id].tokens.len();
+            let (first, chunk) = (plan.query_starts[seq] as usize, plan.chunks()[seq]);
+            let start = plan.positions[first] as usize;
+            ensure(start.is_multiple_of(size) && start < len, "hit", || {
+                format!("request {id} starts at {start} of {len}")
+            })?;
+            let sure = self.still_published(id, &before.published[&id]);
+            ensure(start >= sure * size, "hit", || {
+                format!("request {id} starts at {start}, {sure} blocks of {size} were there for it")
+            })?;
+            let wanted = (len - start).min(budget - first).min(threshold);
+            ensure(chunk == wanted, "budget", || format!("request {id} gets {chunk} tokens, {wanted} fit"))?;
+            self.note_admission(id, start);
+            let cached = self.scheduler.num_cached_tokens(RequestId(id));
+            let known = self.clients[&id].cached;
+            ensure(cached.as_ref().ok() == known.as_ref(), "cached", || format!("{cached:?}, must be {known:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// How many of the blocks that were found before the plan still serve: those cannot have been missed.
+    fn still_published(&mut self, id: u64, found: &[BlockId]) -> usize {
+        let keys = self.keys_of(id, found.len());
+        let index = self.scheduler.pool().index();
+        let serves = |(key, block): &(&Key, &BlockId)| index.lookup(key) == Some((**block, KeyState::Published));
+        keys.iter().zip(found).take_while(serves).count()
+    }
+
+    /// Nobody is passed by a lower rank, but who waits for a block that the plan computes.
+    fn check_order_of_admission(&mut self, plan: &Plan) -> Checked {
+        let Some(last) = plan.admitted.iter().map(|&(id, _)| id).max() else { return Ok(()) };
+        let mut passed_over = 0;
+        for passed in self.live().filter(|client| client.is_waiting() && client.id < last) {
+            let is_in_flight = self.config().enable_prefix_caching && self.next_block_is_planned(passed, plan);
+            ensure(is_in_flight, "order", || format!("request {} is passed by {last}", passed.id))?;
+            passed_over += 1;
+        }
+        self.seen.passed_over += passed_over;
+        Ok(())
+    }
+
+    /// Nobody computes a block that a sequence before it in the plan is just coming to.
+    fn check_waits(&self, plan: &Plan) -> Checked {
+        if !self.config().enable_prefix_caching {
+            return Ok(());
+        }
+        let size = self.block_size();
+        for (id, row) in &plan.admitted {
+            let client = &self.clients[id];
+            let seq = plan.seq_slots.iter().position(|planned| planned == row).expect("checked before");
+            let needed = plan.positions[plan.query_starts[seq] as usize] as usize + size;
+            let comes_to_it = |&before: &usize| {
+                let writer = self.client_in_row(plan.seq_slots[before]).expect("checked before");
+                let stands_in_it = plan.seq_lens[before] as usize / size + 1 == needed / size;
+                let most = writer.tokens.len().min(client.tokens.len() - 1);
+                let is_same = || writer.tokens[..needed] == client.tokens[..needed];
+                stands_in_it && needed <= most && is_same()
+            };
+            let writer = (0..seq).find(comes_to_it);
+            ensure(writer.is_none(), "wait", || format!("request {id} computes what sequence {writer:?} computes"))?;
+        }
+        Ok(())
+    }
+
+    /// Whether some sequence of the plan comes to stand inside a full block that `client` can use.
+    fn next_block_is_planned(&self, client: &Client, plan: &Plan) -> bool {
+        let size = self.block_size();
+        plan.seq_slots.iter().zip(&plan.seq_lens).any(|(&row, &end)| {
+            let writer = self.client_in_row(row).expect("checked before");
+            let needed = (end as usize / size + 1) * size;
+            let most = writer.tokens.len().min(client.tokens.len() - 1);
+            needed <= most && writer.tokens[..needed] == client.tokens[..needed]
+        })
+    }
+
+    /// Who runs goes on where it stood: decodes by one token, skipped only for want of a block, prefills within the threshold.
+    fn check_chunks(&mut self, plan: &Plan, before: &Before) -> Checked {
+        let (size, threshold) = (self.block_size(), self.config().long_prefill_threshold as usize);
+        let mut skipped = 0;
+        for client in before.running.iter().map(|id| &self.clients[id]).filter(|client| client.is_running()) {
+            let (id, rest) = (client.id, client.tokens.len() - client.computed);
+            let Some(seq) = plan.seq_slots.iter().position(|&row| client.row == Some(row)) else {
+                let needs_block = client.computed >= client.granted.next_multiple_of(size);
+                ensure(rest > 1 || needs_block, "decode", || format!("request {id} decodes and gets no token"))?;
+                skipped += 1;
+                continue;
+            };
+            let (start, chunk) = (plan.positions[plan.query_starts[seq] as usize] as usize, plan.chunks()[seq]);
+            ensure(start == client.computed, "start", || {
+                format!("request {id} goes on at {start}, not {}", client.computed)
+            })?;
+            let is_small = rest == 1 || threshold == 0 || chunk <= threshold;
+            ensure(is_small, "budget", || format!("request {id} gets {chunk} tokens, the threshold is {threshold}"))?;
+        }
+        self.seen.skipped += skipped;
+        Ok(())
+    }
+
+    /// With live requests a plan runs something, frees something, or ends something.
+    fn check_progress(&self, plan: &Plan) -> Checked {
+        let ended = plan.ended.iter().any(|&(_, code)| code == blocktable_core::request::End::Capacity as i64);
+        let moves = !plan.is_empty() || !plan.preempted.is_empty() || ended || self.live().next().is_none();
+        ensure(moves, "progress", || "requests live, and the plan does nothing".to_owned())
+    }
+}

@@ -1,0 +1,424 @@
+//! One step of the driver: the plan, the forward pass of the oracle, and the commit or failure that ends it.
+//!
+//! The driver foretells which results no longer count when they arrive: those of requests that ended since the plan, and those of
+//! requests that shared a block whose writer ended, failed, or got no token for the block's last row.
+
+use std::collections::BTreeSet;
+
+use blocktable_core::Committed;
+use blocktable_core::error::Error;
+use blocktable_core::ids::StepId;
+use blocktable_core::plan::PlanMemory;
+use blocktable_core::request::End;
+
+use super::oracle::token_of;
+use super::plan_check::Before;
+use super::{Driver, Plan};
+use crate::broken::{Checked, broken, ensure};
+
+/// A plan in flight.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub plan: Plan,
+    pub entries: Vec<Entry>,
+    /// What the model answered, once it ran.
+    tokens: Option<Vec<u32>>,
+}
+
+/// What the plan in flight does for one request.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub id: u64,
+    pub start: usize,
+    pub chunk: usize,
+    pub samples: bool,
+    pub written: BTreeSet<i32>,
+    /// The block of its last row.
+    pub last: i32,
+    /// Blocks behind its start that others write in this plan.
+    pub shared: BTreeSet<i32>,
+    /// Table entries before the first of those.
+    pub kept: usize,
+    /// What the step brings for it does not count any more.
+    pub is_stale: bool,
+}
+
+impl Driver {
+    /// Plans; true if there is something to run, which is then in flight.
+    pub fn plan(&mut self) -> Checked<bool> {
+        if let Some(step) = &self.step {
+            let expected = Error::StepInFlight { step: StepId(step.plan.step) };
+            return self.must_refuse_plan(&expected).map(|()| true);
+        }
+        let before = Before::look(self);
+        let now_us = self.tick();
+        let which = (self.scheduler.steps() % 2) as usize;
+        let (staging, tables) = &mut self.memories[which];
+        let result = self.scheduler.plan(now_us, PlanMemory { staging, tables });
+        self.audit()?;
+        let sizes = result.or_else(|error| broken("plan", error.to_string()))?;
+        let plan = Plan::read(&sizes, self.scheduler.layout(), &self.memories[which].0);
+        self.plans.push(plan.clone());
+        self.apply_changes(&plan);
+        self.keep_books(&plan)?;
+        self.check_plan(&plan, &before)?;
+        let entries = self.entries_of(&plan);
+        for entry in &entries {
+            let client = self.clients.get_mut(&entry.id).expect("a known request");
+            client.computed = entry.start;
+            client.granted = client.granted.max(entry.start + entry.chunk);
+        }
+        self.check_memory()?;
+        self.count_rows(&entries);
+        let runs = !plan.is_empty();
+        self.step = runs.then_some(Step { plan, entries, tokens: None });
+        self.settle()?;
+        Ok(runs)
+    }
+
+    /// Runs the oracle over the plan in flight: all writes of the step, then its reads.
+    pub fn forward(&mut self) {
+        let Some(step) = &mut self.step else { return };
+        let (plan, size) = (&step.plan, self.scheduler.config().block_size as usize);
+        let columns = self.scheduler.config().max_blocks() as usize;
+        let tables = &self.memories[(plan.step as usize + 1) % 2].1;
+        for (i, &slot) in plan.slot_mapping.iter().enumerate() {
+            self.kv.write(slot, Some((plan.token_ids[i] as u32, plan.positions[i] as u32)));
+        }
+        let sample = |&row: &i32| {
+            let seq = plan.query_starts.partition_point(|&start| start <= row) - 1;
+            let (table, len) = (plan.seq_slots[seq] as usize * columns, plan.positions[row as usize] as usize + 1);
+            let hash = self.kv.hash_through(&tables[table..table + len.div_ceil(size)], len);
+            token_of(hash, self.scheduler.config().vocab_size)
+        };
+        step.tokens = Some(plan.sample_rows.iter().map(sample).collect());
+    }
+
+    /// What the oracle answered for the plan in flight, if it ran.
+    pub fn answers(&self) -> Option<&[u32]> {
+        self.step.as_ref()?.tokens.as_deref()
+    }
+
+    /// Commits the plan in flight, which the oracle runs if it has not yet. Sample i gets no token if `withheld[i]`.
+    pub fn commit(&mut self, withheld: &[bool]) -> Checked {
+        let Some(step) = &self.step else { return self.must_refuse_end() };
+        if step.tokens.is_none() {
+            self.forward();
+        }
+        let step = self.step.clone().expect("a plan in flight");
+        let answers = step.tokens.expect("the oracle ran");
+        let is_withheld = |sample: usize| withheld.get(sample).copied().unwrap_or(false);
+        let (mut tokens, mut starts) = (Vec::new(), vec![0]);
+        for (sample, &token) in answers.iter().enumerate() {
+            tokens.extend((!is_withheld(sample)).then_some(i64::from(token)));
+            starts.push(tokens.len() as i64);
+        }
+        let now_us = self.tick();
+        let mut committed = Committed::default();
+        let result = self.scheduler.commit(StepId(step.plan.step), &tokens, &starts, now_us, &mut committed);
+        self.audit()?;
+        result.or_else(|error| broken("commit", error.to_string()))?;
+        let given: Vec<Option<u32>> =
+            answers.iter().enumerate().map(|(sample, &token)| (!is_withheld(sample)).then_some(token)).collect();
+        self.take_results(&given, &committed)?;
+        self.step = None;
+        self.settle()
+    }
+
+    /// The model fails: some rows were written, some not, some wrongly.
+    pub fn fail(&mut self) -> Checked {
+        let Some(step) = self.step.clone() else { return self.must_refuse_end() };
+        for (i, &slot) in step.plan.slot_mapping.iter().enumerate() {
+            let torn = (i % 2 == 0).then_some((step.plan.token_ids[i] as u32 ^ 1, step.plan.positions[i] as u32));
+            self.kv.write(slot, torn);
+        }
+        let result = self.scheduler.fail(StepId(step.plan.step));
+        self.expected.failed_steps += 1;
+        for entry in &step.entries {
+            self.lose_sharers(&entry.written);
+        }
+        self.step = None;
+        self.audit()?;
+        result.or_else(|error| broken("fail", error.to_string()))?;
+        self.settle()
+    }
+
+    /// Plan, forward, commit.
+    pub fn run_step(&mut self) -> Checked {
+        if self.plan()? { self.commit(&[]) } else { Ok(()) }
+    }
+
+    /// Ends of steps that are not in flight and results that make no sense change nothing.
+    pub fn talk_nonsense(&mut self) -> Checked {
+        let Some(step) = &self.step else { return self.must_refuse_end() };
+        let (number, samples) = (step.plan.step, step.plan.sample_rows.len());
+        let vocab = i64::from(self.config().vocab_size);
+        let good: Vec<i64> = (0..=samples as i64).collect();
+        let ids = vec![0; samples];
+        let mut wrong: Vec<(u64, Vec<i64>, Vec<i64>)> = vec![
+            (number + 1, ids.clone(), good.clone()),
+            (number - 1, ids.clone(), good.clone()),
+            (number, ids.clone(), [&good[..], &[samples as i64]].concat()),
+            (number, [&ids[..], &[0]].concat(), good.clone()),
+            (number, ids.clone(), good[1..].to_vec()),
+            (number, ids.clone(), good.iter().map(|start| start + 1).collect()),
+        ];
+        if samples > 0 {
+            wrong.push((number, vec![vocab; samples], good.clone()));
+            wrong.push((number, vec![-1; samples], good.clone()));
+            wrong.push((number, ids, good.iter().map(|start| start * 2).collect()));
+            wrong.push((number, vec![], good.iter().map(|start| -start).collect()));
+            wrong.push((number, vec![0], [vec![0; samples], vec![i64::MIN]].concat()));
+        }
+        for (number, ids, starts) in wrong {
+            let before = self.snapshot();
+            let result = self.scheduler.commit(StepId(number), &ids, &starts, self.now_us, &mut Committed::default());
+            let is_typed = matches!(result, Err(Error::WrongStep { .. } | Error::InvalidInput { .. }));
+            ensure(is_typed, "nonsense", || format!("commit({number}, {ids:?}, {starts:?}) gives {result:?}"))?;
+            self.unchanged_since(&before)?;
+        }
+        let failed = self.scheduler.fail(StepId(number + 1));
+        ensure(matches!(failed, Err(Error::WrongStep { .. })), "nonsense", || format!("fail gives {failed:?}"))?;
+        self.settle()
+    }
+
+    /// The request leaves while the plan in flight runs it: nobody may rely on what it writes.
+    pub(super) fn lose_writer(&mut self, id: u64) {
+        let Some(step) = &mut self.step else { return };
+        let Some(entry) = step.entries.iter_mut().find(|entry| entry.id == id) else { return };
+        self.seen.ended_in_flight += 1;
+        if !std::mem::replace(&mut entry.is_stale, true) {
+            let written = entry.written.clone();
+            self.lose_sharers(&written);
+        }
+    }
+
+    /// Nobody may rely on `lost` blocks: who shares one goes back, and takes what it writes itself along.
+    fn lose_sharers(&mut self, lost: &BTreeSet<i32>) {
+        let Some(step) = &mut self.step else { return };
+        let mut lost = lost.clone();
+        for entry in step.entries.iter_mut().filter(|entry| !entry.is_stale) {
+            let client = self.clients.get_mut(&entry.id).expect("a known request");
+            if entry.shared.is_disjoint(&lost) || !client.is_live() {
+                continue;
+            }
+            entry.is_stale = true;
+            lost.extend(&entry.written);
+            self.seen.put_back += 1;
+            client.computed = entry.kept * self.scheduler.config().block_size as usize;
+            client.granted = client.computed;
+            if client.outputs().is_empty() && client.preemptions == 0 {
+                let cached = client.cached.replace(client.computed).expect("it was admitted");
+                self.expected.prefix_hits -= (cached - client.computed) as u64;
+            }
+        }
+    }
+
+    fn take_results(&mut self, given: &[Option<u32>], committed: &Committed) -> Checked {
+        let count = self.step.as_ref().map_or(0, |step| step.entries.len());
+        let (mut sample, mut accepted, mut dropped, mut ended) = (0, 0, Vec::new(), Vec::new());
+        for at in 0..count {
+            let entry = self.step.as_ref().expect("a plan in flight").entries[at].clone();
+            let token = entry.samples.then(|| given[sample]);
+            sample += usize::from(entry.samples);
+            if entry.is_stale {
+                dropped.extend(token.flatten().map(|_| sample as i32 - 1));
+                continue;
+            }
+            let is_missing = token == Some(None);
+            let end = entry.start + entry.chunk - usize::from(is_missing);
+            if is_missing && (end + 1).is_multiple_of(self.block_size()) {
+                self.lose_sharers(&BTreeSet::from([entry.last]));
+            }
+            self.clients.get_mut(&entry.id).expect("a known request").computed = end;
+            if let Some(Some(token)) = token {
+                accepted += 1;
+                ended.extend(self.take_token(entry.id, token)?);
+            }
+        }
+        let told: Vec<(u64, i64)> = committed.ended.iter().map(|&[id, code]| (id as u64, code)).collect();
+        ensure((committed.accepted, &committed.dropped) == (accepted, &dropped), "epoch", || {
+            let (told, those) = (committed.accepted, &committed.dropped);
+            format!("{told} tokens were accepted, samples {those:?} dropped; must be {accepted} and {dropped:?}")
+        })?;
+        self.seen.dropped += dropped.len();
+        ensure(told == ended, "ends", || format!("the commit ended {told:?}, the rules say {ended:?}"))
+    }
+
+    /// Compares a token with the cold answer; the end that it brings.
+    fn take_token(&mut self, id: u64, token: u32) -> Checked<Option<(u64, i64)>> {
+        let now_us = self.now_us;
+        let client = self.clients.get_mut(&id).expect("a known request");
+        let at = client.outputs().len();
+        let wanted = client.answer.outputs.get(at).copied();
+        ensure(wanted == Some(token), "exact", || {
+            format!("request {id}: output {at} is {token}, the cold answer is {wanted:?}")
+        })?;
+        if at == 0 {
+            self.expected.first_token_us_sum += now_us - client.submitted_us;
+        }
+        client.tokens.push(token);
+        if at + 1 < client.answer.outputs.len() {
+            return Ok(None);
+        }
+        let code = client.answer.end as i64;
+        self.mark_ended(id, code);
+        Ok(Some((id, code)))
+    }
+
+    fn entries_of(&self, plan: &Plan) -> Vec<Entry> {
+        let (size, columns) = (self.block_size(), self.config().max_blocks() as usize);
+        let mut entries = Vec::new();
+        for (seq, chunk) in plan.chunks().into_iter().enumerate() {
+            let (row, first) = (plan.seq_slots[seq], plan.query_starts[seq] as usize);
+            let client = self.live().find(|client| client.row == Some(row)).expect("checked before");
+            let start = plan.positions[first] as usize;
+            let written = plan.slot_mapping[first..first + chunk].iter().map(|&slot| (slot / size as i64) as i32);
+            let last = written.clone().next_back().expect("a sequence of a plan has a token");
+            let samples = start + chunk == client.tokens.len();
+            entries.push(Entry {
+                id: client.id,
+                start,
+                chunk,
+                samples,
+                written: written.collect(),
+                last,
+                shared: BTreeSet::new(),
+                kept: 0,
+                is_stale: false,
+            });
+        }
+        let all: BTreeSet<i32> = entries.iter().flat_map(|entry| entry.written.iter().copied()).collect();
+        for (seq, entry) in entries.iter_mut().enumerate() {
+            let table = plan.seq_slots[seq] as usize * columns;
+            let behind = &self.device_tables[table..table + entry.start / size];
+            let is_shared = |block: &&i32| all.contains(block);
+            entry.kept = behind.iter().position(|block| is_shared(&block)).unwrap_or(behind.len());
+            entry.shared = behind.iter().filter(is_shared).copied().collect();
+        }
+        entries
+    }
+
+    /// Nothing is held but the blocks of the rows that running requests were given.
+    fn check_memory(&self) -> Checked {
+        let (size, columns) = (self.block_size(), self.config().max_blocks() as usize);
+        let mut named: BTreeSet<i32> = BTreeSet::new();
+        for client in self.clients.values().filter(|client| client.is_running()) {
+            let table = client.row.expect("it runs") as usize * columns;
+            named.extend(&self.device_tables[table..table + client.granted.div_ceil(size)]);
+        }
+        let held = self.scheduler.pool().num_held() as usize;
+        ensure(held == named.len(), "memory", || format!("{held} blocks are held, requests need {named:?}"))
+    }
+
+    /// Counters of a plan that runs something: rows of held blocks, and those of them that hold a token after the step.
+    fn count_rows(&mut self, entries: &[Entry]) {
+        if entries.is_empty() {
+            return;
+        }
+        let (size, columns) = (self.block_size(), self.config().max_blocks() as usize);
+        let held = u64::from(self.scheduler.pool().num_held());
+        let mut filled = BTreeSet::new();
+        for client in self.clients.values().filter(|client| client.is_running()) {
+            let planned = entries.iter().find(|entry| entry.id == client.id);
+            let rows = planned.map_or(client.computed, |entry| entry.start + entry.chunk);
+            let table = client.row.expect("it runs") as usize * columns;
+            filled.extend((0..rows).map(|row| (self.device_tables[table + row / size], row % size)));
+        }
+        self.expected.steps += 1;
+        self.expected.scheduled_tokens += entries.iter().map(|entry| entry.chunk as u64).sum::<u64>();
+        self.expected.taken_rows_sum += held * size as u64;
+        self.expected.wasted_rows_sum += held * size as u64 - filled.len() as u64;
+        self.expected.peak_blocks = self.expected.peak_blocks.max(held);
+    }
+
+    /// Applies what the plan tells its caller, in the order of the contract: ended and preempted, then admitted.
+    fn keep_books(&mut self, plan: &Plan) -> Checked {
+        for &(id, code) in &plan.ended {
+            self.hear_end(id, code)?;
+        }
+        for &id in &plan.preempted {
+            let Some(client) = self.clients.get_mut(&id).filter(|client| client.is_running()) else {
+                return broken("books", format!("request {id} is preempted, and does not run"));
+            };
+            client.row = None;
+            client.preemptions += 1;
+            self.expected.preemptions += 1;
+            self.expected.recomputed_tokens += client.computed as u64;
+        }
+        for &(id, row) in &plan.admitted {
+            let taken = self.clients.values().any(|client| client.row == Some(row));
+            ensure(!taken, "books", || format!("row {row} is given to request {id}, and is not free"))?;
+            let Some(client) = self.clients.get_mut(&id).filter(|client| client.is_waiting()) else {
+                return broken("books", format!("request {id} is admitted, and does not wait"));
+            };
+            client.row = Some(row);
+            client.granted = 0;
+        }
+        Ok(())
+    }
+
+    fn hear_end(&mut self, id: u64, code: i64) -> Checked {
+        let size = self.block_size();
+        let usable = self.scheduler.pool().usable() as usize;
+        let Some(client) = self.clients.get(&id) else { return broken("ends", format!("request {id} never was")) };
+        if code == End::Capacity as i64 && client.is_live() {
+            let tokens = client.tokens.len();
+            ensure(tokens > usable * size, "capacity", || {
+                format!(
+                    "request {id} ends for want of memory with {tokens} tokens, {usable} blocks of {size} are usable"
+                )
+            })?;
+            self.mark_ended(id, code);
+            self.seen.ended_for_capacity += 1;
+        }
+        let told = self.unreported.remove(&id);
+        ensure(told == Some(code), "ends", || format!("request {id} is reported with end {code}, must be {told:?}"))?;
+        self.clients.get_mut(&id).expect("a known request").row = None;
+        Ok(())
+    }
+
+    fn apply_changes(&mut self, plan: &Plan) {
+        let columns = self.config().max_blocks() as usize;
+        for (row, first, ids) in &plan.dirty {
+            let at = *row as usize * columns + *first as usize;
+            self.device_tables[at..at + ids.len()].copy_from_slice(ids);
+        }
+    }
+
+    /// The first admission of a request that stands in the plan with its start.
+    pub(super) fn note_admission(&mut self, id: u64, start: usize) {
+        let now_us = self.now_us;
+        let client = self.clients.get_mut(&id).expect("a known request");
+        if client.cached.is_none() {
+            client.cached = Some(start);
+            self.expected.prefix_queries += client.prompt_len as u64;
+            self.expected.prefix_hits += start as u64;
+            self.expected.queue_us_sum += now_us - client.submitted_us;
+        }
+    }
+
+    fn must_refuse_plan(&mut self, expected: &Error) -> Checked {
+        let before = self.snapshot();
+        let which = (self.scheduler.steps() % 2) as usize;
+        let (staging, tables) = &mut self.memories[which];
+        let result = self.scheduler.plan(self.now_us, PlanMemory { staging, tables });
+        let error = result.err();
+        ensure(error.as_ref() == Some(expected), "nonsense", || format!("a second plan gives {error:?}"))?;
+        self.unchanged_since(&before)?;
+        self.settle()
+    }
+
+    fn must_refuse_end(&mut self) -> Checked {
+        let before = self.snapshot();
+        let step = StepId(self.scheduler.steps());
+        let expected = Err(Error::WrongStep { given: step, expected: None });
+        let committed = self.scheduler.commit(step, &[], &[0], self.now_us, &mut Committed::default());
+        let failed = self.scheduler.fail(step);
+        ensure(committed == expected && failed == expected, "nonsense", || {
+            format!("the end of no step gives {committed:?} and {failed:?}")
+        })?;
+        self.unchanged_since(&before)?;
+        self.settle()
+    }
+}

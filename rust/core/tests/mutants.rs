@@ -1,0 +1,426 @@
+//! Every planted fault is caught by the check that is there for it.
+//!
+//! Before: a table of rows: fault, names under which it may be found, and a check. After: each check passes without its fault and
+//! fails with it, under one of those names. A1 to A8 are names of the audit; the others are those of the driver and of the pool's
+//! model. A fault that is missing from the table, or a check of the audit that no fault ever fails, is a failure too.
+
+#![cfg(feature = "mutants")]
+
+mod broken;
+mod driver;
+mod model;
+mod pool_script;
+mod schedule_script;
+mod seed;
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+use blocktable_core::block_hash::Algorithm;
+use blocktable_core::config::Config;
+use blocktable_core::mutant::{self, Mutant};
+use blocktable_core::request::{End, Limits};
+
+use broken::{Checked, broken, ensure};
+use driver::Driver;
+use pool_script::pool_scripts;
+use schedule_script::schedules;
+
+/// A fault, the names under which its check may find it, and the check.
+struct Row {
+    fault: Mutant,
+    found_by: &'static [&'static str],
+    check: fn() -> Checked,
+}
+
+/// One test for each row, named like the fault, and the table of all rows.
+macro_rules! rows {
+    ($($name:ident: $fault:ident, $found_by:expr, $check:expr;)*) => {
+        const ROWS: &[Row] = &[$(Row { fault: Mutant::$fault, found_by: &$found_by, check: $check },)*];
+
+        mod fault {
+            $(
+                #[test]
+                fn $name() {
+                    let row = super::ROWS.iter().find(|row| row.fault.name() == stringify!($name));
+                    super::demand_found(row.expect("a row of this name"));
+                }
+            )*
+        }
+    };
+}
+
+rows! {
+    leak_block_on_finish: LeakBlockOnFinish, ["A2"], one_request_runs_to_its_end;
+    lost_block: LostBlock, ["A1"], one_request_runs_to_its_end;
+    double_free: DoubleFree, ["A2"], random_pool_scripts;
+    one_way_link: OneWayLink, ["A3"], one_block_is_taken;
+    grow_from_zero: GrowFromZero, ["memory"], one_request_runs_to_its_end;
+    blocked_keeps_hits: BlockedKeepsHits, ["A6"], a_hit_is_gone_before_it_is_used;
+    unpublished_to_tail: UnpublishedToTail, ["model"], random_pool_scripts;
+    preempt_two: PreemptTwo, ["victims"], a_long_victim_makes_room_for_a_short_one_that_waits;
+    no_budget_for_decodes: NoBudgetForDecodes, ["decode"], a_prefill_runs_before_decodes;
+    skip_ref_on_hit: SkipRefOnHit, ["A2"], a_prompt_comes_again;
+    free_queue_skips_one: FreeQueueSkipsOne, ["model"], random_pool_scripts;
+    hit_keeps_in_queue: HitKeepsInQueue, ["A1"], a_prompt_comes_again;
+    keep_key_on_reuse: KeepKeyOnReuse, ["A5"], cached_blocks_are_handed_out_again;
+    publish_at_plan: PublishAtPlan, ["A5"], one_request_runs_to_its_end;
+    publish_partial: PublishPartial, ["A5", "A7"], a_prompt_runs_in_chunks;
+    hit_whole_prompt: HitWholePrompt, ["A7"], a_prompt_comes_again;
+    budget_before_hit: BudgetBeforeHit, ["budget"], a_hit_leaves_the_budget_alone;
+    stale_hit: StaleHit, ["A7", "hit", "exact"], a_hit_is_gone_before_it_is_used;
+    no_rollback_on_fail: NoRollbackOnFail, ["start"], a_step_fails;
+    keep_pending_on_fail: KeepPendingOnFail, ["exact", "A5"], a_step_fails;
+    keep_pending_on_abort: KeepPendingOnAbort, ["A5"], a_writer_leaves_in_flight;
+    sharer_not_reset: SharerNotReset, ["A7"], a_writer_leaves_in_flight;
+    free_in_flight: FreeInFlight, ["A2"], a_writer_leaves_in_flight;
+    apply_stale_result: ApplyStaleResult, ["A7", "epoch"], a_writer_leaves_in_flight;
+    preempt_equal: PreemptEqual, ["rank", "shape", "panic"], memory_runs_short;
+    preempt_self: PreemptSelf, ["rank"], nobody_ranks_below;
+    admit_after_preempt: AdmitAfterPreempt, ["admission"], a_long_victim_makes_room_for_a_short_one_that_waits;
+    no_never_fits: NoNeverFits, ["submit"], what_can_never_fit_is_submitted;
+    null_usable: NullUsable, ["submit"], what_can_never_fit_is_submitted;
+    never_ends_alone: NeverEndsAlone, ["A8"], a_lone_request_outgrows_the_pool;
+    head_order: HeadOrder, ["model"], random_pool_scripts;
+    forward_order: ForwardOrder, ["model"], random_pool_scripts;
+    tail_lost_on_preempt: TailLostOnPreempt, ["samples", "tokens", "shape"], memory_runs_short;
+    min_tokens_ignored: MinTokensIgnored, ["ends"], a_stop_token_comes_before_min_tokens;
+    abort_waiting_leaks: AbortWaitingLeaks, ["A6"], a_waiting_request_is_aborted;
+    write_shared: WriteShared, ["A5"], a_prompt_comes_again_while_it_runs;
+    dirty_missing: DirtyMissing, ["tables"], one_request_runs_to_its_end;
+    short_slot: ShortSlot, ["slots"], cached_blocks_are_handed_out_again;
+    recount_queries_on_retry: RecountQueriesOnRetry, ["counters"], a_waiting_request_is_aborted;
+    preempted_to_tail: PreemptedToTail, ["A6"], memory_runs_short;
+    ignore_promises: IgnorePromises, ["A1"], two_long_prompts_run_in_chunks;
+    partial_take: PartialTake, ["model"], random_pool_scripts;
+    orphan_entry: OrphanEntry, ["A4"], cached_blocks_are_handed_out_again;
+    stall_silently: StallSilently, ["A8"], a_lone_request_outgrows_the_pool;
+    count_one_too_many: CountOneTooMany, ["A7"], one_request_runs_to_its_end;
+    key_without_parent: KeyWithoutParent, ["exact"], equal_blocks_follow_different_ones;
+    no_prefix_wait: NoPrefixWait, ["wait"], equal_cold_prompts_come_together;
+}
+
+/// Faults that nothing here can see, and what sees them.
+const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[];
+
+#[test]
+fn every_planted_fault_is_in_the_table() {
+    let here = ROWS.iter().map(|row| row.fault.name());
+    let names: Vec<&str> = here.chain(CAUGHT_ELSEWHERE.iter().map(|(fault, _)| fault.name())).collect();
+    let distinct: HashSet<&str> = names.iter().copied().collect();
+    assert_eq!(distinct.len(), names.len(), "a fault stands in the table twice");
+    assert_eq!(mutant::available().len(), Mutant::ALL.len());
+    for fault in Mutant::ALL {
+        assert!(distinct.contains(fault.name()), "no check is there for {}", fault.name());
+    }
+}
+
+#[test]
+fn every_check_of_the_audit_has_a_planted_fault() {
+    for check in ["A1", "A2", "A3", "A4", "A5", "A6", "A7", "A8"] {
+        assert!(ROWS.iter().any(|row| row.found_by == [check]), "no fault is there that only {check} may find");
+    }
+}
+
+#[test]
+fn random_schedules_alone_find_most_faults() {
+    let mut missed: Vec<&str> = Vec::new();
+    for fault in Mutant::ALL {
+        let found = under(*fault, || seed::sweep(1, 300, &schedules(), |schedule| schedule.run().map(drop)));
+        missed.extend(found.is_ok().then_some(fault.name()));
+    }
+    // Orders and refusals that only a user of the pool can see; a list that is released twice must be shared whole; and choices
+    // that are wrong but break nothing.
+    let others = ["free_queue_skips_one", "head_order", "forward_order", "unpublished_to_tail", "partial_take"];
+    let rare = ["double_free", "preempt_two", "no_budget_for_decodes"];
+    missed.retain(|name| !others.contains(name) && !rare.contains(name));
+    assert!(missed.is_empty(), "300 random schedules do not find {missed:?}");
+}
+
+#[test]
+fn an_unknown_fault_is_refused_and_the_choice_is_of_one_thread() {
+    assert!(!mutant::choose(Some("no such fault")));
+    assert!(mutant::choose(Some("double_free")));
+    assert!(mutant::is_on(Mutant::DoubleFree) && !mutant::is_on(Mutant::LostBlock));
+    let elsewhere = std::thread::spawn(|| mutant::is_on(Mutant::DoubleFree)).join();
+    assert!(!elsewhere.expect("the thread ends"), "another thread runs without the fault");
+    assert!(mutant::choose(None) && !mutant::is_on(Mutant::DoubleFree));
+}
+
+fn demand_found(row: &Row) {
+    let name = row.fault.name();
+    (row.check)().unwrap_or_else(|broken| panic!("without the fault the check must pass: {broken}"));
+    match under(row.fault, row.check) {
+        Ok(()) => panic!("{name} is not found"),
+        Err(found) => {
+            assert!(row.found_by.contains(&found.check), "{name} must be found by {:?}: {found}", row.found_by)
+        }
+    }
+}
+
+/// Runs `check` with a planted fault. A panic counts as found, under the name "panic".
+fn under(fault: Mutant, check: impl Fn() -> Checked) -> Checked {
+    assert!(mutant::choose(Some(fault.name())));
+    let outcome = catch_unwind(AssertUnwindSafe(check));
+    assert!(mutant::choose(None));
+    outcome.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        broken("panic", text.unwrap_or_default())
+    })
+}
+
+/// Scripts on the pool alone, beside its model.
+fn random_pool_scripts() -> Checked {
+    static PASSES: OnceLock<Checked> = OnceLock::new();
+    let run = || seed::sweep(1, 500, &pool_scripts(), |script| script.run());
+    let is_planted = mutant::available().iter().any(|&fault| mutant::is_on(fault));
+    if is_planted { run() } else { PASSES.get_or_init(run).clone() }
+}
+
+/// 10 tokens and 7 outputs, the newest of which has no row: four full blocks.
+fn one_request_runs_to_its_end() -> Checked {
+    let mut driver = Driver::new(config(9, 4));
+    driver.submit(prompt(1, 10), up_to(7))?;
+    driver.drain()
+}
+
+fn one_block_is_taken() -> Checked {
+    let mut driver = Driver::new(config(9, 4));
+    driver.submit(prompt(1, 2), up_to(1))?;
+    driver.drain()
+}
+
+/// 12 tokens in blocks of 4: two of its three full blocks are hit, the last token is computed.
+fn a_prompt_comes_again() -> Checked {
+    let mut driver = Driver::new(config(12, 4));
+    for _ in 0..3 {
+        driver.submit(prompt(1, 12), up_to(3))?;
+        driver.drain()?;
+    }
+    ensure(driver.scheduler.counters().prefix_hits == 16, "cached", || "two hits of two blocks".to_owned())
+}
+
+/// The first still runs when the second comes, and has published the block that the second must not write.
+fn a_prompt_comes_again_while_it_runs() -> Checked {
+    let mut driver = Driver::new(config(12, 4));
+    driver.submit(prompt(1, 12), up_to(8))?;
+    driver.run_step()?;
+    driver.submit(prompt(1, 12), up_to(8))?;
+    driver.drain()
+}
+
+/// Six usable blocks; each prompt needs the blocks in which the one before was published, out of order.
+fn cached_blocks_are_handed_out_again() -> Checked {
+    let mut driver = Driver::new(config(7, 4));
+    for family in 1..5 {
+        driver.submit(prompt(family, 17), up_to(4))?;
+        driver.drain()?;
+    }
+    ensure(driver.scheduler.pool().evictions() > 0, "eviction", || "nothing was evicted".to_owned())
+}
+
+/// 6 tokens a step: the first chunk ends inside the second block.
+fn a_prompt_runs_in_chunks() -> Checked {
+    let mut driver = Driver::new(Config { max_num_batched_tokens: 6, max_num_seqs: 4, ..config(12, 4) });
+    driver.submit(prompt(1, 15), up_to(3))?;
+    driver.drain()
+}
+
+/// Prompt 465, block 256, 256 of them cached, budget 300: all 209 others are computed in one step.
+fn a_hit_leaves_the_budget_alone() -> Checked {
+    let mut driver = Driver::new(Config { max_num_batched_tokens: 300, max_model_len: 600, ..config(8, 256) });
+    for _ in 0..2 {
+        driver.submit(prompt(1, 465), up_to(1))?;
+        driver.drain()?;
+    }
+    let tokens: Vec<usize> =
+        driver.plans.iter().map(|plan| plan.token_ids.len()).filter(|&tokens| tokens > 0).collect();
+    ensure(tokens == [300, 165, 209], "budget", || format!("{tokens:?}"))
+}
+
+/// Request 3 sees a cached prefix while request 2 holds what it needs beside it; request 2 evicts the prefix; then request 3 starts.
+fn a_hit_is_gone_before_it_is_used() -> Checked {
+    let mut driver = Driver::new(config(9, 2));
+    driver.submit(prompt(1, 9), up_to(1))?;
+    driver.drain()?;
+    driver.submit(prompt(2, 5), up_to(12))?;
+    driver.run_step()?;
+    driver.submit(prompt(1, 14), up_to(1))?;
+    driver.drain()
+}
+
+/// What a failed step wrote is garbage: nobody may find it, and the request goes on from what was confirmed.
+fn a_step_fails() -> Checked {
+    let mut driver = Driver::new(Config { max_num_batched_tokens: 8, max_num_seqs: 4, ..config(16, 4) });
+    let first = driver.submit(prompt(1, 18), up_to(3))?.expect("it fits");
+    driver.run_step()?;
+    driver.plan()?;
+    driver.fail()?;
+    driver.abort(first)?;
+    driver.submit(prompt(1, 18), up_to(3))?;
+    driver.plan()?;
+    driver.fail()?;
+    driver.drain()
+}
+
+/// The second request shares blocks that the first is writing in the same step; the first is aborted before the step ends.
+fn a_writer_leaves_in_flight() -> Checked {
+    let mut driver = Driver::new(config(16, 4));
+    let writer = driver.submit(prompt(1, 14), up_to(3))?.expect("it fits");
+    driver.submit(prompt(1, 14), up_to(3))?;
+    driver.plan()?;
+    let shared = driver.step.as_ref().map_or(0, |step| step.entries[1].shared.len());
+    ensure(shared == 3, "sharing", || format!("{shared} blocks are shared in flight"))?;
+    driver.abort(writer)?;
+    driver.drain()
+}
+
+/// Four requests that grow outgrow the pool; the fifth waits.
+fn memory_runs_short() -> Checked {
+    let mut driver = Driver::new(Config { enable_prefix_caching: false, max_num_seqs: 4, ..config(11, 2) });
+    for family in 0..5 {
+        driver.submit(prompt(family, 3), up_to(9))?;
+    }
+    driver.drain()?;
+    ensure(driver.scheduler.counters().preemptions > 0, "pressure", || "nobody was preempted".to_owned())
+}
+
+/// Request 2 lost its blocks first, as it was cheaper; when request 3 loses its own too, request 2 would fit at once.
+fn a_long_victim_makes_room_for_a_short_one_that_waits() -> Checked {
+    let mut driver = Driver::new(Config { enable_prefix_caching: false, ..config(11, 2) });
+    for (family, len) in [(1, 4), (2, 3), (3, 11)] {
+        driver.submit(prompt(family, len), up_to(14))?;
+    }
+    driver.drain()?;
+    let mut victims = driver.plans.iter().map(|plan| &plan.preempted).filter(|victims| !victims.is_empty());
+    let first = (victims.next(), victims.next());
+    ensure(first == (Some(&vec![2]), Some(&vec![3])), "victims", || format!("{first:?} were preempted in turn"))
+}
+
+/// 14 tokens a step. A failed step takes back what request 2 shared, so it is a prefill again, with two decodes behind it.
+fn a_prefill_runs_before_decodes() -> Checked {
+    let mut driver = Driver::new(Config { max_num_batched_tokens: 14, ..config(40, 4) });
+    for (family, len) in [(1, 9), (1, 9), (2, 1), (3, 1)] {
+        driver.submit(prompt(family, len), up_to(3))?;
+    }
+    driver.plan()?;
+    driver.fail()?;
+    driver.drain()?;
+    let chunks: Vec<Vec<usize>> = driver.plans[..2].iter().map(driver::Plan::chunks).collect();
+    ensure(chunks == [vec![9, 1, 1, 1], vec![9, 3, 1, 1]], "budget", || format!("{chunks:?}"))
+}
+
+/// The last in rank needs a block and there is none: it is skipped and keeps what it has.
+fn nobody_ranks_below() -> Checked {
+    let mut driver = Driver::new(Config { enable_prefix_caching: false, ..config(5, 4) });
+    driver.submit(prompt(1, 5), up_to(4))?;
+    driver.submit(prompt(2, 7), up_to(4))?;
+    driver.drain()?;
+    let counters = driver.scheduler.counters();
+    ensure(driver.seen.skipped > 0 && counters.preemptions == 0, "pressure", || {
+        format!("{:?}, {counters:?}", driver.seen)
+    })
+}
+
+/// Three usable blocks of 4 rows: 12 rows fit, 13 do not, and neither do outputs that must be made.
+fn what_can_never_fit_is_submitted() -> Checked {
+    let mut driver = Driver::new(config(4, 4));
+    let limits = |min_tokens| Limits { max_tokens: 9, min_tokens, stop_tokens: Vec::new() };
+    let refused = [(12, 0, false), (13, 0, true), (10, 3, false), (10, 4, true), (17, 0, true)];
+    for (len, min_tokens, is_refused) in refused {
+        let id = driver.submit(prompt(1, len), limits(min_tokens))?;
+        ensure(id.is_none() == is_refused, "submit", || {
+            format!("{len} tokens, at least {min_tokens} outputs: {id:?}")
+        })?;
+    }
+    driver.drain()
+}
+
+fn a_lone_request_outgrows_the_pool() -> Checked {
+    let mut driver = Driver::new(config(4, 4));
+    let id = driver.submit(prompt(1, 10), up_to(9))?.expect("its prompt fits");
+    driver.drain()?;
+    let client = &driver.clients[&id];
+    ensure(client.end == Some(End::Capacity as i64) && client.outputs().len() == 3, "capacity", || {
+        format!("{client:?}")
+    })
+}
+
+fn a_stop_token_comes_before_min_tokens() -> Checked {
+    let mut driver = Driver::new(config(16, 4));
+    let answer = driver.submit(prompt(1, 6), up_to(6))?.map(|id| driver.clients[&id].answer.outputs.clone());
+    let stop_tokens = vec![answer.expect("it fits")[1]];
+    driver.submit(prompt(1, 6), Limits { max_tokens: 6, min_tokens: 4, stop_tokens })?;
+    driver.drain()
+}
+
+/// The second finds no room and is looked at in every step, until it is aborted.
+fn a_waiting_request_is_aborted() -> Checked {
+    let mut driver = Driver::new(config(6, 4));
+    driver.submit(prompt(1, 12), up_to(6))?;
+    let waits = driver.submit(prompt(2, 12), up_to(2))?.expect("it fits alone");
+    for _ in 0..3 {
+        driver.run_step()?;
+    }
+    driver.abort(waits)?;
+    driver.drain()
+}
+
+/// Each prompt needs five of nine blocks, taken over several steps: the second must wait although blocks are free.
+fn two_long_prompts_run_in_chunks() -> Checked {
+    let chunks = Config { max_num_batched_tokens: 8, max_num_seqs: 4, long_prefill_threshold: 4, ..config(10, 4) };
+    let mut driver = Driver::new(chunks);
+    driver.submit(prompt(1, 18), up_to(2))?;
+    driver.submit(prompt(2, 20), up_to(2))?;
+    driver.drain()
+}
+
+/// The second block of both prompts holds the same tokens behind other ones.
+fn equal_blocks_follow_different_ones() -> Checked {
+    let mut driver = Driver::new(config(16, 4));
+    for family in 1..3 {
+        let head = prompt(family, 4);
+        driver.submit([&head[..], &prompt(9, 4), &head].concat(), up_to(2))?;
+        driver.drain()?;
+    }
+    driver.submit([&prompt(9, 4)[..], &prompt(9, 4), &prompt(1, 4)].concat(), up_to(2))?;
+    driver.drain()
+}
+
+/// 5 tokens a step for a prompt of 21: seven others wait for the first instead of computing it too.
+fn equal_cold_prompts_come_together() -> Checked {
+    let mut driver = Driver::new(Config { max_num_batched_tokens: 10, long_prefill_threshold: 5, ..config(40, 4) });
+    for _ in 0..8 {
+        driver.submit(prompt(1, 21), up_to(1))?;
+    }
+    driver.drain()?;
+    let computed = driver.scheduler.counters().scheduled_tokens;
+    ensure(computed == 21 + 7, "wait", || format!("{computed} tokens were computed"))
+}
+
+fn config(num_blocks: u32, block_size: u32) -> Config {
+    Config {
+        num_blocks,
+        block_size,
+        vocab_size: 1009,
+        max_model_len: 64,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 512,
+        max_waiting: 16,
+        long_prefill_threshold: 0,
+        max_preemptions: 16,
+        enable_prefix_caching: true,
+        hash_algorithm: Algorithm::DEFAULT,
+        hash_seed: Vec::new(),
+    }
+}
+
+fn prompt(family: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|i| (family * 331 + i * 17) % 1009).collect()
+}
+
+fn up_to(max_tokens: u32) -> Limits {
+    Limits { max_tokens, ..Limits::default() }
+}

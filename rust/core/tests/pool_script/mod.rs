@@ -1,0 +1,269 @@
+//! Random scripts of calls on a block pool, run on the pool and on its model side by side.
+//!
+//! Before: proptest draws a [`PoolScript`]. After: [`PoolScript::run`] says at which call the two first differ, or that they never do.
+//! After every call all that can be seen is compared: the result, counts, holders, the whole order of the free queue, states and
+//! lookups of the index, and [`BlockPool::audit`] with all tables that are alive.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use blocktable_core::block_pool::{BlockPool, Release};
+use blocktable_core::block_table::BlockTable;
+use blocktable_core::error::Error;
+use blocktable_core::ids::{BlockId, Key};
+use blocktable_core::prefix_index::KeyState;
+
+use crate::broken::{Broken, Checked, audited, broken};
+use crate::model::{NotHeld, PoolModel};
+
+const TABLES: usize = 4;
+const KEYS: u8 = 6;
+/// Ids from here on belong to another pool.
+const FOREIGN: u32 = 16;
+
+/// One call. Block ids below [`FOREIGN`] are taken modulo the pool's.
+#[derive(Clone, Debug)]
+pub enum PoolOp {
+    Take {
+        table: usize,
+        count: u32,
+    },
+    /// Look a key up and hold what is found.
+    Hit {
+        table: usize,
+        key: u8,
+    },
+    /// Hold a block that nobody looked up.
+    Share {
+        table: usize,
+        block: u32,
+    },
+    Release {
+        table: usize,
+        park: bool,
+    },
+    /// One list of the blocks of several tables, with null blocks between them, and perhaps one block too many, or of another pool.
+    ReleaseList {
+        tables: Vec<usize>,
+        extra: Option<u32>,
+        park: bool,
+    },
+    EndLeases,
+    MakePending {
+        block: u32,
+        key: u8,
+    },
+    Publish {
+        block: u32,
+    },
+    Withdraw {
+        block: u32,
+    },
+    ForgetUnheld,
+}
+
+/// A pool and what is done to it.
+#[derive(Clone, Debug)]
+pub struct PoolScript {
+    pub num_blocks: u32,
+    pub ops: Vec<PoolOp>,
+}
+
+/// Scripts on small pools, where everything meets everything.
+pub fn pool_scripts() -> impl Strategy<Value = PoolScript> {
+    let table = || 0..TABLES;
+    let block = || 0..FOREIGN;
+    let any_block = || prop_oneof![6 => 0..FOREIGN, 1 => FOREIGN..20_u32];
+    let op = prop_oneof![
+        4 => (table(), 0..5_u32).prop_map(|(table, count)| PoolOp::Take { table, count }),
+        1 => (table(), 0..20_u32).prop_map(|(table, count)| PoolOp::Take { table, count }),
+        4 => (table(), 0..KEYS).prop_map(|(table, key)| PoolOp::Hit { table, key }),
+        1 => (table(), any_block()).prop_map(|(table, block)| PoolOp::Share { table, block }),
+        3 => (table(), any::<bool>()).prop_map(|(table, park)| PoolOp::Release { table, park }),
+        2 => (vec(table(), 0..4), proptest::option::weighted(0.3, any_block()), any::<bool>())
+            .prop_map(|(tables, extra, park)| PoolOp::ReleaseList { tables, extra, park }),
+        2 => Just(PoolOp::EndLeases),
+        5 => (block(), 0..KEYS).prop_map(|(block, key)| PoolOp::MakePending { block, key }),
+        5 => block().prop_map(|block| PoolOp::Publish { block }),
+        1 => block().prop_map(|block| PoolOp::Withdraw { block }),
+        1 => Just(PoolOp::ForgetUnheld),
+    ];
+    (2..14_u32, vec(op, 1..50)).prop_map(|(num_blocks, ops)| PoolScript { num_blocks, ops })
+}
+
+impl PoolScript {
+    /// Runs the script on the pool and on the model.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn run(&self) -> Checked {
+        let mut world = World::new(self.num_blocks);
+        world.compare()?;
+        for (at, op) in self.ops.iter().enumerate() {
+            let outcome = world.apply(op).and_then(|()| world.compare());
+            outcome
+                .map_err(|Broken { check, detail }| Broken { check, detail: format!("call {at}, {op:?}: {detail}") })?;
+        }
+        Ok(())
+    }
+}
+
+/// The pool, the model, and the tables of each.
+struct World {
+    pool: BlockPool,
+    model: PoolModel,
+    /// Another, larger pool, whose ids mean nothing here.
+    other: BlockPool,
+    tables: Vec<(BlockTable, Vec<u32>)>,
+}
+
+impl World {
+    fn new(num_blocks: u32) -> Self {
+        let tables = (0..TABLES).map(|_| (BlockTable::new(), Vec::new())).collect();
+        let new = |num_blocks| BlockPool::new(num_blocks).expect("a pool of two or more");
+        World { pool: new(num_blocks), model: PoolModel::new(num_blocks), other: new(100), tables }
+    }
+
+    fn apply(&mut self, op: &PoolOp) -> Checked {
+        match *op {
+            PoolOp::Take { table, count } => self.take(table, count),
+            PoolOp::Hit { table, key } => match self.pool.index().lookup(&name(key)) {
+                Some((block, _)) => self.share(table, block),
+                None => Ok(()),
+            },
+            PoolOp::Share { table, block } => self.share(table, self.block(block)),
+            PoolOp::Release { table, park } => self.release(table, park),
+            PoolOp::ReleaseList { ref tables, extra, park } => self.release_list(tables, extra, park),
+            PoolOp::EndLeases => {
+                self.pool.end_leases();
+                self.model.end_leases();
+                Ok(())
+            }
+            PoolOp::MakePending { block, key } => self.on_block(block, |pool, model, block| {
+                pool.make_pending(block, name(key));
+                model.index.make_pending(block.get(), name(key));
+            }),
+            PoolOp::Publish { block } => self.on_block(block, |pool, model, block| {
+                pool.publish(block);
+                model.index.publish(block.get());
+            }),
+            PoolOp::Withdraw { block } => self.on_block(block, |pool, model, block| {
+                pool.withdraw(block);
+                model.index.forget(block.get());
+            }),
+            PoolOp::ForgetUnheld => same("blocks that forgot", self.pool.forget_unheld(), self.model.forget_unheld()),
+        }
+    }
+
+    fn take(&mut self, table: usize, count: u32) -> Checked {
+        let free = self.model.queue.len() as u32;
+        let wanted = self.model.take(count).ok_or(Error::OutOfBlocks { needed: count, free });
+        let (real, list) = &mut self.tables[table];
+        let got = self.pool.take(real, count);
+        if let Ok(taken) = &wanted {
+            list.extend(taken);
+        }
+        same("take", got, wanted.map(|_| ()))
+    }
+
+    fn share(&mut self, table: usize, block: BlockId) -> Checked {
+        let refusal = self.no_such(block);
+        let (real, list) = &mut self.tables[table];
+        let got = self.pool.share(real, block);
+        if let Some(refusal) = refusal {
+            return same("share", got, Err(refusal));
+        }
+        let wanted = self.model.share(block.get());
+        if wanted.is_ok() {
+            list.push(block.get());
+        }
+        same("share", got, wanted.map_err(|NotHeld(_)| Error::NotHeld { block }))
+    }
+
+    fn release(&mut self, table: usize, park: bool) -> Checked {
+        let (real, list) = std::mem::take(&mut self.tables[table]);
+        self.pool.release(real, when(park));
+        same("release in the model", self.model.release(&list, park), Ok(()))
+    }
+
+    fn release_list(&mut self, tables: &[usize], extra: Option<u32>, park: bool) -> Checked {
+        let mut numbers = tables.to_vec();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let list: Vec<u32> = numbers.iter().flat_map(|&at| [&[0], &self.tables[at].1[..]].concat()).collect();
+        let mut blocks: Vec<BlockId> = list.iter().map(|&block| self.block(block)).collect();
+        if let Some(extra) = extra.map(|extra| self.block(extra)) {
+            if let Some(refusal) = self.no_such(extra) {
+                blocks.push(extra);
+                return same("release_blocks", self.pool.release_blocks(&blocks, when(park)), Err(refusal));
+            }
+            let with_extra = [&[extra.get()], &list[..]].concat();
+            // What some other table still names stays held: only lists that must be refused get one block too many.
+            if let Err(NotHeld(block)) = self.model.clone().release(&with_extra, park) {
+                blocks.insert(0, extra);
+                let refusal = Err(Error::NotHeld { block: self.block(block) });
+                return same("release_blocks", self.pool.release_blocks(&blocks, when(park)), refusal);
+            }
+        }
+        for at in numbers {
+            self.tables[at] = Default::default();
+        }
+        same("release_blocks in the model", self.model.release(&list, park), Ok(()))?;
+        same("release_blocks", self.pool.release_blocks(&blocks, when(park)), Ok(()))
+    }
+
+    fn on_block(&mut self, block: u32, act: impl Fn(&mut BlockPool, &mut PoolModel, BlockId)) -> Checked {
+        let block = self.block(block);
+        act(&mut self.pool, &mut self.model, block);
+        Ok(())
+    }
+
+    fn block(&self, number: u32) -> BlockId {
+        let pool = if number < FOREIGN { &self.pool } else { &self.other };
+        pool.block(number % pool.num_blocks()).expect("a block of that pool")
+    }
+
+    fn no_such(&self, block: BlockId) -> Option<Error> {
+        self.pool.block(block.get()).err()
+    }
+
+    /// Everything that can be seen.
+    fn compare(&self) -> Checked {
+        let (pool, model) = (&self.pool, &self.model);
+        audited(pool.audit(self.tables.iter().map(|(real, _)| real)))?;
+        same("queue", pool.free_blocks().map(BlockId::get).collect::<Vec<_>>(), Vec::from(model.queue.clone()))?;
+        same("num_free", pool.num_free(), model.queue.len() as u32)?;
+        same("num_parked", pool.num_parked(), model.num_parked())?;
+        same("num_held", pool.num_held(), model.num_held())?;
+        same("evictions", pool.evictions(), model.evictions)?;
+        same("num_published", pool.index().num_published(), model.index.num_published())?;
+        for number in 0..pool.num_blocks() {
+            let block = self.block(number);
+            same("holders", (block, pool.holders(block)), (block, model.holders[number as usize]))?;
+            same("state", (block, pool.index().state(block)), (block, model.index.state(number)))?;
+        }
+        for key in (0..KEYS).map(name) {
+            let found: Option<(u32, KeyState)> = pool.index().lookup(&key).map(|(block, state)| (block.get(), state));
+            same("lookup", found, model.index.lookup(&key))?;
+        }
+        for (real, list) in &self.tables {
+            same("table", real.blocks().iter().map(|block| block.get()).collect(), list.clone())?;
+        }
+        Ok(())
+    }
+}
+
+/// Keys that agree in the 64 bits by which the index looks first, two by two.
+fn name(key: u8) -> Key {
+    let mut bytes = [0; 32];
+    (bytes[0], bytes[31]) = (key / 2, key);
+    Key(bytes)
+}
+
+fn when(park: bool) -> Release {
+    if park { Release::Parked } else { Release::Now }
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(what: &str, pool: T, model: T) -> Checked {
+    if pool == model { Ok(()) } else { broken("model", format!("{what}: the pool has {pool:?}, the model {model:?}")) }
+}

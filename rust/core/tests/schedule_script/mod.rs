@@ -1,0 +1,209 @@
+//! Random schedules: submits with shared prefixes, steps, failures, aborts in every state, on small pools with odd limits.
+//!
+//! Before: proptest draws a [`Schedule`]. After: [`Schedule::run`] has played it through the [`Driver`], which checks everything after
+//! every call, and drained it. The same schedule brings the same plans.
+
+#![allow(dead_code, reason = "each test crate uses a part")]
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use blocktable_core::block_hash::Algorithm;
+use blocktable_core::config::Config;
+use blocktable_core::request::Limits;
+
+use crate::broken::{Checked, ensure};
+use crate::driver::{ColdAnswer, Driver};
+
+const VOCAB: u32 = 1009;
+
+/// What is submitted. Prompts of one family begin alike, and few suffixes differ, so that whole prompts meet again.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    family: u32,
+    shared: usize,
+    suffix: u32,
+    own: usize,
+    max_tokens: u32,
+    min_tokens: u32,
+    /// The output of the cold answer that is made a stop token.
+    stop_at: Option<usize>,
+}
+
+/// One call. Requests are chosen modulo those that there ever were.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The same prompt, so many times.
+    Submit(Ask, usize),
+    /// What submit must refuse as invalid.
+    SubmitNonsense(u8),
+    /// A whole step.
+    Step,
+    Plan,
+    Forward,
+    /// Which samples get no token, by bits.
+    Commit {
+        withheld: u8,
+    },
+    Fail,
+    Abort(usize),
+    /// One of those that the step in flight runs; plans first if none is.
+    AbortPlanned(usize),
+    Finish(usize),
+    ResetPrefixCache,
+    Nonsense,
+}
+
+/// A scheduler and what happens to it.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    pub config: Config,
+    pub events: Vec<Event>,
+}
+
+/// Schedules on pools of 1 to about 80 rows.
+pub fn schedules() -> impl Strategy<Value = Schedule> {
+    (configs(), vec(events(), 1..60)).prop_map(|(config, events)| Schedule { config, events })
+}
+
+fn configs() -> impl Strategy<Value = Config> {
+    let rows = prop_oneof![1 => 1..=8_u32, 4 => 9..=80_u32];
+    let sizes = (rows, 1..=7_u32, 6..=56_u32);
+    let budget = prop_oneof![1 => 1..=4_u32, 2 => 5..=16_u32, 3 => 17..=64_u32];
+    let threshold = prop_oneof![2 => Just(0_u32), 1 => 1..=9_u32];
+    let waiting = prop_oneof![1 => 1..=2_u32, 4 => 3..=12_u32];
+    let limits = (1..=5_u32, budget, waiting, threshold, 0..=3_u32);
+    (sizes, limits, prop::bool::weighted(0.85)).prop_map(|((rows, block_size, len), limits, caching)| Config {
+        num_blocks: 1 + rows.div_ceil(block_size),
+        block_size,
+        vocab_size: VOCAB,
+        max_model_len: len,
+        max_num_seqs: limits.0,
+        max_num_batched_tokens: limits.1,
+        max_waiting: limits.2,
+        long_prefill_threshold: limits.3,
+        max_preemptions: limits.4,
+        enable_prefix_caching: caching,
+        hash_algorithm: Algorithm::DEFAULT,
+        hash_seed: Vec::new(),
+    })
+}
+
+fn events() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        6 => (asks(), 1..=1_usize).prop_map(|(ask, times)| Event::Submit(ask, times)),
+        2 => (asks(), 2..=4_usize).prop_map(|(ask, times)| Event::Submit(ask, times)),
+        1 => (0..6_u8).prop_map(Event::SubmitNonsense),
+        14 => Just(Event::Step),
+        8 => Just(Event::Plan),
+        2 => Just(Event::Forward),
+        5 => prop_oneof![2 => Just(0_u8), 1 => any::<u8>()].prop_map(|withheld| Event::Commit { withheld }),
+        2 => Just(Event::Fail),
+        1 => (0..64_usize).prop_map(Event::Abort),
+        2 => (0..3_usize).prop_map(Event::AbortPlanned),
+        1 => (0..64_usize).prop_map(Event::Finish),
+        1 => Just(Event::ResetPrefixCache),
+        1 => Just(Event::Nonsense),
+    ]
+}
+
+fn asks() -> impl Strategy<Value = Ask> {
+    let prompt = (0..2_u32, 0..24_usize, 0..3_u32, prop_oneof![3 => 0..4_usize, 1 => 0..20_usize]);
+    let limits =
+        (1..10_u32, prop_oneof![3 => Just(0_u32), 1 => 0..10_u32], proptest::option::weighted(0.3, 0..6_usize));
+    (prompt, limits).prop_map(|((family, shared, suffix, own), (max_tokens, min_tokens, stop_at))| Ask {
+        family,
+        shared,
+        suffix,
+        own,
+        max_tokens,
+        min_tokens: min_tokens.min(max_tokens),
+        stop_at,
+    })
+}
+
+impl Schedule {
+    /// Plays the schedule and drains it; the driver that did.
+    ///
+    /// # Errors
+    /// The first promise that does not hold.
+    pub fn run(&self) -> Checked<Driver> {
+        let mut driver = Driver::new(self.config.clone());
+        let mut ever = Vec::new();
+        for event in &self.events {
+            play(&mut driver, &mut ever, event)?;
+        }
+        driver.drain()?;
+        Ok(driver)
+    }
+}
+
+fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
+    // One id that was never given, too.
+    let pick = |number: usize| ever.get(number % (ever.len() + 1)).copied().unwrap_or(1_000_000);
+    match *event {
+        Event::Submit(ref ask, times) => (0..times).try_for_each(|_| {
+            let (prompt, limits) = ask.request(driver.config().max_model_len);
+            ever.extend(driver.submit(prompt, limits)?);
+            Ok(())
+        }),
+        Event::SubmitNonsense(which) => submit_nonsense(driver, which),
+        Event::Step if driver.step.is_some() => driver.commit(&[]),
+        Event::Step => driver.run_step(),
+        Event::Plan => driver.plan().map(|_| ()),
+        Event::Forward => {
+            driver.forward();
+            Ok(())
+        }
+        Event::Commit { withheld } => driver.commit(&std::array::from_fn::<bool, 8, _>(|bit| withheld >> bit & 1 == 1)),
+        Event::Fail => driver.fail(),
+        Event::Abort(number) => driver.abort(pick(number)),
+        Event::AbortPlanned(number) => {
+            if driver.step.is_none() {
+                driver.plan()?;
+            }
+            let planned = driver.step.as_ref().and_then(|step| step.entries.get(number).map(|entry| entry.id));
+            planned.map_or(Ok(()), |id| driver.abort(id))
+        }
+        Event::Finish(number) => driver.finish(pick(number)),
+        Event::ResetPrefixCache => driver.reset_prefix_cache(),
+        Event::Nonsense => driver.talk_nonsense(),
+    }
+}
+
+fn submit_nonsense(driver: &mut Driver, which: u8) -> Checked {
+    let longest = driver.config().max_model_len as usize;
+    let limits = |max_tokens, min_tokens, stop_tokens| Limits { max_tokens, min_tokens, stop_tokens };
+    let (prompt, limits) = match which {
+        0 => (vec![], limits(1, 0, vec![])),
+        1 => (vec![1; longest], limits(1, 0, vec![])),
+        2 => (vec![VOCAB], limits(1, 0, vec![])),
+        3 => (vec![1], limits(1, 0, vec![VOCAB])),
+        4 => (vec![1], limits(0, 0, vec![])),
+        _ => (vec![1], limits(2, 3, vec![])),
+    };
+    let id = driver.submit(prompt, limits)?;
+    ensure(id.is_none(), "submit", || format!("nonsense {which} is accepted"))
+}
+
+impl Ask {
+    fn request(&self, max_model_len: u32) -> (Vec<u32>, Limits) {
+        let shared = (0..self.shared as u32).map(|i| number(self.family, i));
+        let own = (0..self.own as u32).map(|i| number(100 + self.suffix, i));
+        let mut prompt: Vec<u32> = shared.chain(own).collect();
+        prompt.truncate(max_model_len as usize - 1);
+        if prompt.is_empty() {
+            prompt.push(number(self.suffix, 0));
+        }
+        let mut limits = Limits { max_tokens: self.max_tokens, min_tokens: self.min_tokens, stop_tokens: Vec::new() };
+        let answer = ColdAnswer::of(&prompt, &limits, VOCAB, max_model_len);
+        limits.stop_tokens.extend(self.stop_at.and_then(|at| answer.outputs.get(at)));
+        (prompt, limits)
+    }
+}
+
+/// A token that depends on the two numbers alone.
+fn number(family: u32, at: u32) -> u32 {
+    let mixed = (u64::from(family) << 32 | u64::from(at)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> 40) as u32 % VOCAB
+}
