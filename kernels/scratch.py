@@ -4,8 +4,8 @@ Before: a step makes its batch, with the scratch of the engine. After: `referenc
 holds at most one buffer of `KEPT_ELEMENTS` for each name and dtype; what is taken is overwritten by the next take of the
 same name. Not for two threads at once.
 
-Why: a fresh buffer of some megabytes comes from the system page by page, which on a 2-core CPU took longer than the
-attention itself (decode of 32 sequences x 160 positions: 3.2 to 6.7 ms a layer with fresh buffers, under 1 ms without).
+Why: a fresh buffer of some megabytes comes from the system page by page, which took longer than the attention itself: 32
+decodes x 160 positions on two threads 4.6 ms a layer with fresh buffers, 1.3 ms with kept ones, measured in turn.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the command generates with the extra `engine`")
-
 from blocktable.cli.command import main
 from tests.engine.tiny_llama import make_model, make_tokenizer
 

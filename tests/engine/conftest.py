@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="the engine needs the extra `engine`")
-
 from blocktable import LLM
 
 from .tiny_llama import make_model, make_tokenizer

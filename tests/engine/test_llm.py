@@ -12,7 +12,6 @@ from blocktable import LLM, RequestOutput, SamplingParams
 
 from .conftest import MakeLLM
 from .faults import changing, faulty_model
-from .tiny_llama import END_ID
 from .ways import check_empty
 
 IDS = [[1, 2, 3], list(range(40, 60)), list(range(40, 70)), [90] * 9, [5], list(range(100, 164))]
@@ -66,6 +65,13 @@ def test_more_prompts_than_may_wait_are_fed_as_there_is_room(make_llm: MakeLLM) 
     llm = make_llm(max_waiting=2, max_num_seqs=3)
     assert ids_of(llm.generate(PROMPTS * 4, EIGHT)) == expected
     check_empty(llm)
+
+
+def test_a_progress_bar_counts_the_prompts(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(PROMPTS, EIGHT, use_tqdm=True)
+    assert f"{len(PROMPTS)}/{len(PROMPTS)}" in capsys.readouterr().err
+    llm.generate(PROMPTS, EIGHT)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_stream_is_generate_in_pieces(make_llm: MakeLLM) -> None:
@@ -335,14 +341,6 @@ def test_outputs_lost_at_a_preemption_are_caught(make_llm: MakeLLM, monkeypatch:
     llm = make_llm(num_blocks=12)
     assert ids_of(llm.generate(PROMPTS[:4] * 2, EIGHT)) != expected
     assert llm.kv_report().preemptions > 0
-
-
-def test_a_model_may_end_its_text_itself(make_llm: MakeLLM) -> None:
-    """With the model's own end token in the configuration, and without ignoring it."""
-    from .tiny_llama import make_model
-
-    llm = make_llm(model=make_model(eos_token_id=END_ID))
-    assert END_ID in llm._open.loaded.eos_token_ids
 
 
 def test_the_public_names_are_there() -> None:

@@ -190,7 +190,7 @@ class Driver:
         return plan
 
     def run(self, *, max_steps: int = ANY_STEPS) -> int:
-        """Step until nobody lives; returns how many steps ran something. A plan that runs nothing counts for `max_steps` too."""
+        """Step until nobody lives; returns how many ran something. A plan that runs nothing counts for `max_steps` too."""
         before = self.steps
         for _ in range(max_steps):
             if not self.live:

@@ -19,7 +19,7 @@ pub struct Arena {
     len: usize,
 }
 
-// SAFETY: the pointer is to memory that only this object frees; who may access it and when is said at `slice_mut`.
+// SAFETY: the pointer is to memory that only this object frees; who may access it and when is said at `lend`.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -30,17 +30,26 @@ impl Arena {
         let len = words.len();
         Arc::new(Arena { words: Box::into_raw(words).cast(), len })
     }
+}
 
-    /// The memory, to write a plan to.
-    ///
-    /// # Safety
-    /// The caller holds the scheduler's lock until it drops the slice. Python reads the memory only between a plan and the commit of
-    /// its step, as the stub says, and the scheduler writes to the other arena in that time.
-    #[expect(clippy::mut_from_ref, reason = "the lock, not the borrow, makes the access exclusive")]
-    pub unsafe fn slice_mut(&self) -> &mut [i64] {
-        // SAFETY: the words live as long as self, and the caller makes the access exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.words, self.len) }
-    }
+/// Lends `work` the two memories of one set of arrays, together with `owner`, the only one who writes to them.
+pub fn lend<T, R>(
+    owner: &mut T,
+    staging: &Arena,
+    tables: &Arena,
+    work: impl FnOnce(&mut T, &mut [i64], &mut [i64]) -> R,
+) -> R {
+    assert!(!std::ptr::eq(staging, tables), "two different memories");
+    // SAFETY: both live as long as their references. The scheduler behind the lock is the only owner that is ever passed, and it is
+    // borrowed mutably while the slices live, so nobody else of this crate makes slices of them. Python reads them only between a plan
+    // and the commit of its step, as the stub says; the scheduler writes to the other set in that time.
+    let (staging, tables) = unsafe {
+        (
+            std::slice::from_raw_parts_mut(staging.words, staging.len),
+            std::slice::from_raw_parts_mut(tables.words, tables.len),
+        )
+    };
+    work(owner, staging, tables)
 }
 
 impl Drop for Arena {

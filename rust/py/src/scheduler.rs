@@ -11,6 +11,7 @@ use blocktable_core::request::Limits;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::buffer::lend;
 use crate::door::{Door, released};
 use crate::hasher::algorithm;
 use crate::plan::{ArraySet, Commit, Plan, array};
@@ -247,10 +248,9 @@ impl Scheduler {
     }
 }
 
-/// Writes the next plan to the arenas of `set`.
-#[allow(unsafe_code)]
+/// Writes the next plan to the arenas of `set`. Called inside the door.
 fn plan_into(core: &mut core::Scheduler, set: &ArraySet, now_us: u64) -> core::Result<core::plan::Sizes> {
-    // SAFETY: called inside the door, so the scheduler's lock is held while the slices live.
-    let (staging, tables) = unsafe { (set.staging.slice_mut(), set.tables.slice_mut()) };
-    core.plan(now_us, PlanMemory { staging, tables: bytemuck::cast_slice_mut(tables) })
+    lend(core, &set.staging, &set.tables, |core, staging, tables| {
+        core.plan(now_us, PlanMemory { staging, tables: bytemuck::cast_slice_mut(tables) })
+    })
 }
