@@ -111,35 +111,27 @@ impl Scheduler {
     }
 
     fn plan_running(&mut self, budget: &mut usize) {
-        let threshold = self.config.long_prefill_threshold as usize;
-        let mut decodes_behind = self.running.iter().filter(|&&seat| self.request(seat).is_decoding()).count();
+        let mut decodes_behind = None;
         let mut at = 0;
         while at < self.running.len() {
             let seat = self.running[at];
-            let request = self.request(seat);
-            let decoding = request.is_decoding();
-            let mut chunk = request.remaining().min(*budget);
-            if decoding {
-                decodes_behind -= 1;
-            } else {
-                let reserved = if mutant::is_on(Mutant::NoBudgetForDecodes) { 0 } else { decodes_behind };
-                chunk = chunk.min(budget.saturating_sub(reserved));
-                if threshold > 0 {
-                    chunk = chunk.min(threshold);
-                }
-            }
+            let chunk = self.chunk_at(at, *budget, &mut decodes_behind);
             if chunk == 0 {
                 self.count_idle_rows(seat);
                 at += 1;
                 continue;
             }
-            let rows = request.computed + chunk;
-            match self.grow(at, rows) {
-                Growth::Fits { decodes_preempted } => {
-                    decodes_behind -= decodes_preempted;
+            match self.grow(at, self.request(seat).computed + chunk) {
+                Growth::Fits => {
                     self.schedule(seat, chunk, 0..0);
                     *budget -= chunk;
-                    at = self.rank_in_running(self.request(seat).id) + 1;
+                    // Victims rank below, so positions up to here stay; but for one planted fault.
+                    at = if mutant::is_on(Mutant::PreemptEqual) {
+                        self.rank_in_running(self.request(seat).id)
+                    } else {
+                        at
+                    };
+                    at += 1;
                 }
                 Growth::NoVictim if at == 0 && !mutant::leaves_lone_requests() => {
                     self.stop_running(seat);
@@ -151,6 +143,24 @@ impl Scheduler {
                     at += 1;
                 }
             }
+        }
+    }
+
+    /// Tokens for the running request at position `at`, of `budget` that are left. `decodes_behind` is counted at the first prefill
+    /// and kept for the next ones; victims among them are not taken off, so a rare prefill gets fewer tokens than it might.
+    fn chunk_at(&self, at: usize, budget: usize, decodes_behind: &mut Option<usize>) -> usize {
+        let request = self.request(self.running[at]);
+        if request.is_decoding() {
+            *decodes_behind = decodes_behind.map(|behind| behind - 1);
+            return budget.min(1);
+        }
+        let decoding = |&&seat: &&usize| self.request(seat).is_decoding();
+        let behind = *decodes_behind.get_or_insert_with(|| self.running[at + 1..].iter().filter(decoding).count());
+        let reserved = if mutant::is_on(Mutant::NoBudgetForDecodes) { 0 } else { behind };
+        let chunk = request.remaining().min(budget.saturating_sub(reserved));
+        match self.config.long_prefill_threshold {
+            0 => chunk,
+            threshold => chunk.min(threshold as usize),
         }
     }
 

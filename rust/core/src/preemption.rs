@@ -10,8 +10,8 @@ use crate::scheduler::Scheduler;
 
 /// Whether a running request has blocks for the rows it was to compute.
 pub(crate) enum Growth {
-    /// It has. So many of those that lost theirs for it were decoding.
-    Fits { decodes_preempted: usize },
+    /// It has.
+    Fits,
     /// Nobody ranks below it, and the blocks do not suffice.
     NoVictim,
 }
@@ -22,9 +22,8 @@ impl Scheduler {
         let seat = self.running[at];
         let held = if mutant::is_on(Mutant::GrowFromZero) { 0 } else { self.request(seat).table.len() };
         let needed = self.block_size.blocks_for(rows).saturating_sub(held) as u32;
-        let mut decodes_preempted = 0;
         if needed == 0 {
-            return Growth::Fits { decodes_preempted };
+            return Growth::Fits;
         }
         loop {
             let own = self.request(seat).promised.min(needed);
@@ -34,7 +33,7 @@ impl Scheduler {
                 let first = self.request(seat).table.len();
                 self.take_blocks(seat, needed, own);
                 self.note_change(seat, first);
-                return Growth::Fits { decodes_preempted };
+                return Growth::Fits;
             }
             let short = beyond - unpromised;
             if !self.suffices_below(seat, short) {
@@ -44,12 +43,10 @@ impl Scheduler {
                 continue;
             }
             let Some(victim) = self.victim_below(seat) else { return Growth::NoVictim };
-            decodes_preempted += usize::from(self.request(victim).is_decoding());
             self.preempt(victim);
             if mutant::is_on(Mutant::PreemptTwo)
                 && let Some(victim) = self.victim_below(seat)
             {
-                decodes_preempted += usize::from(self.request(victim).is_decoding());
                 self.preempt(victim);
             }
         }
