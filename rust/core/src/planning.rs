@@ -55,11 +55,15 @@ impl Scheduler {
         let draft = &mut self.draft;
         draft.seq_slots.push(row.index() as i32);
         draft.seq_lens.push(end as i32);
-        for position in start..end {
-            draft.token_ids.push(request.tokens[position] as i32);
-            draft.positions.push(position as i32);
-            draft.slots.push(request.table.slot(position, size));
+        if end == request.tokens.len() {
+            // A decode reads its newest token here and nothing of the list.
+            draft.token_ids.extend(request.tokens[start..end - 1].iter().map(|&token| token as i32));
+            draft.token_ids.push(request.newest as i32);
+        } else {
+            draft.token_ids.extend(request.tokens[start..end].iter().map(|&token| token as i32));
         }
+        draft.positions.extend(start as i32..end as i32);
+        draft.slots.extend((start..end).map(|position| request.table.slot(position, size)));
         if mutant::is_on(Mutant::ShortSlot) {
             let first = draft.slots.len() - chunk;
             for i in first + 1..draft.slots.len() {
@@ -87,6 +91,9 @@ impl Scheduler {
         let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let (begun, mut full) = (size.full_blocks(start), size.full_blocks(end));
+        if full == begun && end == request.tokens.len() && !mutant::is_on(Mutant::PublishPartial) {
+            return;
+        }
         let next = full;
         if request.keys.len() < full {
             self.hasher.extend(&mut request.keys, &request.tokens[..full * size.tokens()]);

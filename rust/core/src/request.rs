@@ -50,30 +50,33 @@ pub struct Limits {
     pub stop_tokens: Vec<TokenId>,
 }
 
-/// A live request.
+/// A live request. What a decode step reads comes first and fits two cache lines; the rest is touched when a block fills up.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Request {
     pub(crate) id: RequestId,
-    /// Prompt, then confirmed outputs.
-    pub(crate) tokens: Vec<TokenId>,
-    pub(crate) prompt_len: usize,
-    pub(crate) limits: Limits,
-    pub(crate) submitted_us: u64,
+    /// The last step that ran it, counted from 1.
+    pub(crate) planned_in: u64,
+    /// Raised when what is in flight for this request stops counting.
+    pub(crate) epoch: u32,
+    /// The last of `tokens`.
+    pub(crate) newest: TokenId,
     pub(crate) place: Place,
     /// Rows that committed steps have written, or that a hit brought.
     pub(crate) computed: usize,
     pub(crate) table: BlockTable,
+    /// Prompt, then confirmed outputs.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) prompt_len: usize,
+    pub(crate) limits: Limits,
     /// Keys of the first full blocks of `tokens`. Those of the prompt are there from submit on.
     pub(crate) keys: Vec<Key>,
     /// Blocks at the head of the table whose content this request found or published.
     pub(crate) published: usize,
     /// Blocks promised at admission and not yet taken.
     pub(crate) promised: u32,
-    /// Raised when what is in flight for this request stops counting.
-    pub(crate) epoch: u32,
-    /// The last step that ran it, counted from 1.
-    pub(crate) planned_in: u64,
     pub(crate) preemptions: u32,
+    pub(crate) submitted_us: u64,
     /// Prompt tokens found in the prefix cache at the first admission.
     pub(crate) cached: Option<usize>,
     /// Hit of the first look; used by a mutant only.
@@ -86,6 +89,7 @@ impl Request {
         Request {
             id,
             prompt_len: tokens.len(),
+            newest: tokens.last().copied().unwrap_or_default(),
             tokens,
             limits,
             submitted_us: now_us,
@@ -120,6 +124,7 @@ impl Request {
     /// Appends an output; the end that it brings, if any. A stop token comes before a limit that is reached at once.
     pub(crate) fn push(&mut self, token: TokenId, max_model_len: usize) -> Option<End> {
         self.tokens.push(token);
+        self.newest = token;
         let outputs = self.num_outputs();
         let may_stop = outputs >= self.limits.min_tokens as usize || mutant::is_on(Mutant::MinTokensIgnored);
         if may_stop && self.limits.stop_tokens.contains(&token) {
@@ -141,6 +146,7 @@ impl Request {
         self.epoch += 1;
         if mutant::is_on(Mutant::TailLostOnPreempt) {
             self.tokens.truncate(self.prompt_len);
+            self.newest = self.tokens[self.prompt_len - 1];
         }
     }
 }
