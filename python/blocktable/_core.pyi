@@ -72,9 +72,13 @@ class Scheduler:
         runnable work cannot move."""
 
     def commit(
-        self, step: int, token_ids: NDArray[np.int32] | NDArray[np.int64], starts: NDArray[np.int32] | NDArray[np.int64], now_us: int
+        self,
+        step: int,
+        token_ids: NDArray[np.int32] | NDArray[np.int64],
+        starts: NDArray[np.int32] | NDArray[np.int64],
+        now_us: int,
     ) -> Commit:
-        """Bring the tokens of step `step`: entry i of its `sample_rows` gets `token_ids[starts[i]:starts[i + 1]]`, 0 or 1 tokens.
+        """Bring the tokens of step `step`: entry i of its `sample_rows` gets `token_ids[starts[i]:starts[i + 1]]`, none or one.
 
         Any C-contiguous int32 or int64 buffers: `starts` [K + 1], `token_ids` [starts[K]]. Raises `WrongStepError`, or
         `InvalidInputError` for shapes, counts and ids out of range; nothing changes then.
@@ -225,7 +229,9 @@ class BlockHasher:
         """32-byte key of each full block of a chain."""
 
 def bench_pool(*, num_blocks: int, batch: int, published: bool, rounds: int) -> dict[str, float]:
-    """Time take + release inside Rust, after checking that the ids come out right: `ns_per_block`, `init_ms`, `first_pass_ms`, `bytes_per_block`."""
+    """Time take + release inside Rust, after checking that the ids come out right.
+
+    Figures: `ns_per_block`, `init_ms`, `first_pass_ms`, `bytes_per_block`."""
 
 def bench_hash(*, algorithm: str, blocks: int) -> dict[str, float]:
     """Time chained hashing of 16-token blocks inside Rust, after checking a known key: `ns_per_block`, `tokens_per_s`."""

@@ -19,22 +19,27 @@ Answer = Callable[[list[Ids], list[int]], list[Ids]]
 """Prompts and how many tokens each, to output tokens: one way of running the engine."""
 
 
-def generate_reference(model: Any, prompts: Sequence[Ids], num_tokens: int) -> list[Ids]:
-    """Greedy outputs of `model.generate`, each prompt on its own, every one `num_tokens` long."""
-    outputs = []
+def generate_reference(model: Any, prompts: Sequence[Ids], num_tokens: int, *, in_one_batch: bool = False) -> list[Ids]:
+    """Greedy outputs of `model.generate`, every one `num_tokens` long: each prompt on its own, or all of them as one batch,
+    padded on the left, which is several times faster for a model of some size."""
     ends = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = None
     try:
-        for prompt in prompts:
-            # Without the mask a prompt that holds the padding token would lose it.
-            batch = torch.tensor([prompt])
-            made = model.generate(
-                batch, attention_mask=torch.ones_like(batch), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
-            )
-            outputs.append(made[0, len(prompt) :].tolist())
+        batches = [list(prompts)] if in_one_batch else [[prompt] for prompt in prompts]
+        outputs = [output for batch in batches for output in _generate_batch(model, batch, num_tokens)]
     finally:
         model.generation_config.eos_token_id = ends
     assert all(len(output) == num_tokens for output in outputs)
+    return outputs
+
+
+def _generate_batch(model: Any, prompts: list[Ids], num_tokens: int) -> list[Ids]:
+    longest = max(map(len, prompts))
+    padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    # Given, not guessed from the padding token, which may stand in a prompt too.
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    made = model.generate(padded, attention_mask=mask, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+    outputs: list[Ids] = made[:, longest:].tolist()
     return outputs
 
 

@@ -74,6 +74,9 @@ def test_options_are_one_frozen_record() -> None:
         config.block_size = 8  # type: ignore[misc]
     with pytest.raises(UnknownOptionError, match="max_num_seqs"):
         EngineConfig.from_options({"max_num_seq": 5})
+    with pytest.raises(UnknownOptionError) as caught:
+        EngineConfig.from_options({"gpu_memory_utilization": 0.5})
+    assert caught.value.__notes__ == ["here it is called memory_share"]
 
 
 def test_ids_of_every_kind_become_the_same_prompt() -> None:

@@ -45,11 +45,12 @@ class Asked:
 
 def run(options: argparse.Namespace) -> int:
     """Do what the options say; returns the exit code."""
+    start_engine = blocktable.LLM  # a missing extra is told before a missing model
     params = _sampling(options)
     asked = _read_asked(options)
     model = resolve_shorthand(options.model)
     with _told(is_quiet=options.quiet):
-        llm = blocktable.LLM(model, **engine_options(options))
+        llm = start_engine(model, **engine_options(options))
     try:
         return _answer(llm, asked, params, is_json=options.json)
     except Interrupted as interrupt:

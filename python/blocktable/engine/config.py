@@ -19,6 +19,9 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 WEIGHT_LAYOUTS = ("auto", "as_loaded", "transposed")
 
+OTHER_NAMES = {"gpu_memory_utilization": "memory_share", "num_gpu_blocks_override": "num_blocks"}
+"""What vLLM calls options whose names say GPU, although they hold for any device."""
+
 MAX_BLOCK_SIZE = 4096
 MAX_NUM_BLOCKS = 2**31 - 1
 MAX_SEED = 2**64 - 1
@@ -101,7 +104,10 @@ class EngineConfig:
         known = {field.name for field in fields(cls)}
         for name, value in options.items():
             if name not in known:
-                raise UnknownOptionError(name, value, known)
+                error = UnknownOptionError(name, value, known)
+                if name in OTHER_NAMES:
+                    error.add_note(f"here it is called {OTHER_NAMES[name]}")
+                raise error
         return cls(**options)
 
 
