@@ -108,7 +108,7 @@ pub fn bench_pool(py: Python<'_>, num_blocks: u32, batch: u32, published: bool, 
 #[pyfunction]
 #[pyo3(signature = (*, algorithm, blocks))]
 pub fn bench_hash(py: Python<'_>, algorithm: &str, blocks: usize) -> PyResult<Figures> {
-    let algorithm = crate::hasher::algorithm(py, algorithm)?;
+    let algorithm = crate::hasher::algorithm(py, "algorithm", algorithm)?;
     let mut golden = BlockHasher::new(algorithm, 2, b"golden");
     let expected = match algorithm {
         Algorithm::Blake3 => GOLDEN_BLAKE3,

@@ -9,8 +9,8 @@ use crate::error::invalid;
 use crate::tokens::{count, token_ids};
 
 /// The algorithm of this name.
-pub fn algorithm(py: Python<'_>, name: &str) -> PyResult<Algorithm> {
-    Algorithm::from_name(name).ok_or_else(|| invalid(py, "hash_algorithm", name, "must be sha256 or blake3"))
+pub fn algorithm(py: Python<'_>, field: &str, name: &str) -> PyResult<Algorithm> {
+    Algorithm::from_name(name).ok_or_else(|| invalid(py, field, name, "must be sha256 or blake3"))
 }
 
 /// Chained keys of full blocks (design 4).
@@ -30,7 +30,7 @@ impl BlockHasher {
         if !(1..=4096).contains(&size) {
             return Err(invalid(py, "block_size", size, "must be 1..=4096"));
         }
-        let algorithm = self::algorithm(py, algorithm)?;
+        let algorithm = self::algorithm(py, "algorithm", algorithm)?;
         Ok(BlockHasher(block_hash::BlockHasher::new(algorithm, size, seed.unwrap_or_default())))
     }
 

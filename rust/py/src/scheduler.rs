@@ -15,7 +15,7 @@ use crate::buffer::lend;
 use crate::door::{Door, released};
 use crate::hasher::algorithm;
 use crate::plan::{ArraySet, Commit, Plan, array};
-use crate::tokens::{copy_ints, count, token_ids};
+use crate::tokens::{copy_ints, count, number, token_ids};
 
 /// Prompts from here on are hashed with the interpreter released: about 10 us of work.
 const LONG_PROMPT: usize = 1024;
@@ -76,7 +76,7 @@ impl Scheduler {
             long_prefill_threshold: or("long_prefill_threshold", long_prefill_threshold, 0)?,
             max_preemptions: or("max_preemptions", max_preemptions, 16)?,
             enable_prefix_caching,
-            hash_algorithm: algorithm(py, hash_algorithm)?,
+            hash_algorithm: algorithm(py, "hash_algorithm", hash_algorithm)?,
             hash_seed: hash_seed.unwrap_or_default().to_vec(),
         };
         let core = core::Scheduler::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
@@ -89,7 +89,7 @@ impl Scheduler {
 
     #[pyo3(
         name = "submit",
-        signature = (token_ids, *, max_tokens, min_tokens=None, stop_token_ids=None, now_us=0),
+        signature = (token_ids, *, max_tokens, min_tokens=None, stop_token_ids=None, now_us=None),
         text_signature = "($self, token_ids, *, max_tokens, min_tokens=0, stop_token_ids=(), now_us=0)"
     )]
     fn py_submit(
@@ -99,8 +99,9 @@ impl Scheduler {
         max_tokens: &Bound<'_, PyAny>,
         min_tokens: Option<&Bound<'_, PyAny>>,
         stop_token_ids: Option<&Bound<'_, PyAny>>,
-        now_us: u64,
+        now_us: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
+        let now_us = now_us.map_or(Ok(0), |given| number("now_us", given))?;
         let tokens = self::token_ids("token_ids", token_ids)?;
         let limits = Limits {
             max_tokens: count("max_tokens", max_tokens)?,
@@ -115,7 +116,8 @@ impl Scheduler {
         self.door.held(py, |state| state.core.submit(prompt, limits, now_us)).map(|id| id.0)
     }
 
-    fn plan(&self, py: Python<'_>, now_us: u64) -> PyResult<Plan> {
+    fn plan(&self, py: Python<'_>, now_us: &Bound<'_, PyAny>) -> PyResult<Plan> {
+        let now_us = number("now_us", now_us)?;
         let (set, sizes) = self.door.held(py, |state| {
             let set = &self.sets[(state.core.steps() % 2) as usize];
             let sizes = plan_into(&mut state.core, set, now_us)?;
@@ -127,11 +129,12 @@ impl Scheduler {
     fn commit(
         &self,
         py: Python<'_>,
-        step: u64,
+        step: &Bound<'_, PyAny>,
         token_ids: &Bound<'_, PyAny>,
         starts: &Bound<'_, PyAny>,
-        now_us: u64,
+        now_us: &Bound<'_, PyAny>,
     ) -> PyResult<Commit> {
+        let (step, now_us) = (number("step", step)?, number("now_us", now_us)?);
         let (mut tokens, mut offsets) =
             self.door.held(py, |state| Ok((std::mem::take(&mut state.tokens), std::mem::take(&mut state.starts))))?;
         copy_ints("token_ids", token_ids, &mut tokens)?;
@@ -145,15 +148,18 @@ impl Scheduler {
         })
     }
 
-    fn fail(&self, py: Python<'_>, step: u64) -> PyResult<()> {
+    fn fail(&self, py: Python<'_>, step: &Bound<'_, PyAny>) -> PyResult<()> {
+        let step = number("step", step)?;
         self.door.held(py, |state| state.core.fail(StepId(step)))
     }
 
-    fn abort(&self, py: Python<'_>, request_id: u64) -> PyResult<bool> {
+    fn abort(&self, py: Python<'_>, request_id: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let request_id = number("request_id", request_id)?;
         self.door.held(py, |state| Ok(state.core.abort(RequestId(request_id))))
     }
 
-    fn finish(&self, py: Python<'_>, request_id: u64) -> PyResult<bool> {
+    fn finish(&self, py: Python<'_>, request_id: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let request_id = number("request_id", request_id)?;
         self.door.held(py, |state| Ok(state.core.finish(RequestId(request_id))))
     }
 
@@ -165,7 +171,8 @@ impl Scheduler {
         self.door.held(py, |state| state.core.audit())
     }
 
-    fn num_cached_tokens(&self, py: Python<'_>, request_id: u64) -> PyResult<usize> {
+    fn num_cached_tokens(&self, py: Python<'_>, request_id: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let request_id = number("request_id", request_id)?;
         self.door.held(py, |state| state.core.num_cached_tokens(RequestId(request_id)))
     }
 

@@ -47,6 +47,15 @@ pub fn count(field: &str, object: &Bound<'_, PyAny>) -> PyResult<u32> {
     u32::try_from(number).map_err(|_| invalid(object.py(), field, number, "must be 0..=4294967295"))
 }
 
+/// A number from outside that fits 64 bits without a sign: a clock, a step, a request.
+pub fn number(field: &str, object: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let bound = "must be an int of 0..=18446744073709551615";
+    if object.is_instance_of::<PyBool>() {
+        return Err(invalid(object.py(), field, object, bound));
+    }
+    object.extract().map_err(|_| invalid(object.py(), field, object, bound))
+}
+
 /// Copies the integers of a C-contiguous int32 or int64 buffer to `to`, whose memory is kept.
 pub fn copy_ints(field: &str, object: &Bound<'_, PyAny>, to: &mut Vec<i64>) -> PyResult<()> {
     to.clear();
