@@ -56,7 +56,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV memory; goes before `memory_share`."""
     memory_share: float | None = None
-    """Share of the device's memory that weights and KV memory may take; None = a default of the device."""
+    """Share for the KV memory of what is free on the device once the weights are there; None = 0.9 on CUDA, 0.5 on a CPU."""
     max_num_seqs: int = 256
     """Sequences that run at once, at most."""
     max_num_batched_tokens: int = 2048
