@@ -69,6 +69,9 @@ class StepLoop:
         self._failures = 0  # of the model, in a row
         self._is_torn = False  # a call was left half way
         self._turn = threading.RLock()
+        # Whoever has come to add or abort holds the gate until it has had its turn. A step passes through it first: a loop of
+        # steps that lets go of `_turn` for a moment only would take it again before anybody else wakes up.
+        self._gate = threading.Lock()
 
     @property
     def has_unfinished(self) -> bool:
@@ -88,7 +91,7 @@ class StepLoop:
 
         Raises what `Scheduler.submit` does: `InvalidInputError`, `NeverFitsError`, `QueueFullError`; nothing is queued then.
         """
-        with self._turn:
+        with self._gate, self._turn:
             self._mend()
             now_ns = time.perf_counter_ns()
             number = self.scheduler.submit(
@@ -114,7 +117,7 @@ class StepLoop:
 
     def abort(self, number: int) -> bool:
         """End a request in whatever state it is; false if it has ended already or never was."""
-        with self._turn:
+        with self._gate, self._turn:
             request = self._requests.get(number)
             if request is None or request.is_ended:
                 return False
@@ -128,6 +131,8 @@ class StepLoop:
         A failure of the model is tried again, `max_step_retries` times in a row; then the requests of that step end with an
         error. Any other exception (`KeyboardInterrupt` among them) aborts all requests, frees everything and goes on.
         """
+        with self._gate:
+            pass
         with self._turn:
             self._mend()
             try:
