@@ -21,6 +21,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 HANGS_AFTER_S = 1800
 """A rung that is not done by then hangs where no test's own timeout can reach it, and is ended."""
+SOAK_CASES = 100_000
+"""Cases of each random test of the Rust crate in a soak, unless BLOCKTABLE_CASES says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _parse() -> argparse.Namespace:
 
 def _run(rung: Rung, options: argparse.Namespace) -> Count:
     if not rung.folders:
-        return _run_cargo()
+        return _run_cargo(soak=options.soak)
     environment = dict(os.environ)
     if rung.with_mutants:
         if options.mutants is None or not options.mutants.is_file():
@@ -112,13 +114,14 @@ def _run(rung: Rung, options: argparse.Namespace) -> Count:
     return _run_pytest(rung, environment, soak=options.soak)
 
 
-def _run_cargo() -> Count:
+def _run_cargo(*, soak: bool) -> Count:
     """`cargo test` with planted faults built in (they sleep unless a test wakes one), its own output shown."""
+    environment = {"BLOCKTABLE_CASES": str(SOAK_CASES), **os.environ} if soak else dict(os.environ)
     if shutil.which("cargo") is None:
         print("cargo was not found", flush=True)
         return Count(failed=1)
     command = ["cargo", "test", "--locked", "--package", "blocktable-core", "--features", "mutants", "--no-fail-fast"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     count = Count()
     for line in process.stdout or ():
         if not re.fullmatch(r"test .* \.\.\. ok\n|\n", line):

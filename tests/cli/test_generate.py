@@ -139,7 +139,7 @@ def test_a_missing_model_is_one_line_and_exit_code_2(place: str, capsys: pytest.
 def test_the_shorthand_finds_the_file_without_importing_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from blocktable.cli.small_model import PACKAGE, resolve_shorthand
+    from blocktable.model.small_model import PACKAGE, resolve_shorthand
 
     package = tmp_path / PACKAGE
     package.mkdir()

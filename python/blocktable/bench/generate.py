@@ -233,7 +233,7 @@ def _prompts(options: argparse.Namespace, vocab_size: int, rng: np.random.Genera
 
 
 def _model_place(model: str) -> str:
-    from ..cli.small_model import resolve_shorthand
+    from ..model.small_model import resolve_shorthand
 
     return resolve_shorthand(model)
 

@@ -21,13 +21,13 @@ import blocktable
 
 from ..engine.outputs import RequestOutput
 from ..errors import InvalidInputError
+from ..model.small_model import resolve_shorthand
 from ..sampling.params import SamplingParams
 from .answer_printer import AnswerPrinter
 from .demo_prompts import QUESTIONS, SYSTEM
 from .generate_options import engine_options
 from .interrupts import Interrupted
 from .request_table import as_json, format_table
-from .small_model import resolve_shorthand
 
 if TYPE_CHECKING:
     from ..engine.batch import Stream

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..engine.config import DTYPES, WEIGHT_LAYOUTS, EngineConfig
+from ..model.small_model import SMALL_MODEL
 
 DESCRIPTION = """\
 Answer prompts with a model: all of them at once, each answer shown as it comes, one after the other.
@@ -31,7 +32,6 @@ examples:
 exit codes: 0 all answered, 1 a request ended with an error, 2 bad input, 130 interrupted
 """
 
-SMALL_MODEL = "smollm2"
 MAX_TOKENS = 128
 TEMPERATURE = 0.0
 

