@@ -6,6 +6,7 @@ Field fault 139. The calls are random but seeded; what the threads left behind i
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from blocktable import BlockHasher, BlocktableError, Scheduler, _core
 
 THREADS = 16
-SECONDS = 4.0
+SECONDS, MOST_SECONDS = 4, 60
 ONE_EACH = np.arange(65)
 
 
@@ -97,12 +98,19 @@ class Caller(threading.Thread):
         self.scheduler.submit([-1], max_tokens=1)
 
 
-def run_together(scheduler: Scheduler, seed: int, seconds: float) -> list[Caller]:
+MUST_SUCCEED = {name for name in dir(Caller) if name.startswith("call_")} - {"call_bad"}
+
+
+def run_together(scheduler: Scheduler, seed: int) -> list[Caller]:
+    """Let threads call for some seconds, and on until every method has succeeded, however slow the machine is."""
     stop = threading.Event()
     callers = [Caller(scheduler, seed + i, stop) for i in range(THREADS)]
     for caller in callers:
         caller.start()
-    time.sleep(seconds)
+    for second in range(MOST_SECONDS):
+        if second >= SECONDS and MUST_SUCCEED <= {name for caller in callers for name in list(caller.done)}:
+            break
+        time.sleep(1)
     stop.set()
     for caller in callers:
         caller.join(timeout=30)
@@ -127,11 +135,11 @@ def drain(scheduler: Scheduler, answer) -> None:
 @pytest.mark.timeout(120)
 def test_sixteen_threads_calling_every_method_break_nothing(make_scheduler, answer, seed):
     scheduler = make_scheduler(max_waiting=64)
-    callers = run_together(scheduler, seed, SECONDS)
+    callers = run_together(scheduler, seed)
     broken = [error for caller in callers for error in caller.broken]
     assert broken == []
     done = sum((caller.done for caller in callers), Counter())
-    assert {name for name in dir(Caller) if name.startswith("call_")} - {"call_bad"} == set(done), "some method never succeeded"
+    assert MUST_SUCCEED == set(done), "some method never succeeded"
     scheduler.audit()
     drain(scheduler, answer)
     scheduler.audit()
@@ -177,29 +185,42 @@ def test_the_results_of_one_thread_do_not_depend_on_others(make_scheduler, answe
     assert beside == alone
 
 
-@pytest.mark.timeout(60)
-def test_a_long_submission_does_not_stop_other_threads(make_scheduler):
-    """Work over ten microseconds lets go of the interpreter (field fault 140): a ticking thread keeps ticking."""
-    scheduler = make_scheduler(num_blocks=400_000, block_size=16, max_model_len=4_000_000, max_num_seqs=1, vocab_size=32_000)
-    prompt = np.random.default_rng(0).integers(0, 32_000, 3_000_000)
-    gaps: list[float] = []
+def ticks_in_the_middle(work: Callable[[], object]) -> int:
+    """How often another thread ran in the middle half of `work`. Were the interpreter held all the time, it could not run once,
+    however slow or busy the machine is."""
+    ticks: list[float] = []
     stop = threading.Event()
 
     def tick() -> None:
-        last = time.perf_counter()
         while not stop.is_set():
-            time.sleep(0.001)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
+            ticks.append(time.perf_counter())
+            time.sleep(0.0005)
 
     ticker = threading.Thread(target=tick, daemon=True)
     ticker.start()
     start = time.perf_counter()
-    scheduler.submit(prompt, max_tokens=1)
-    took = time.perf_counter() - start
+    work()
+    end = time.perf_counter()
     stop.set()
-    ticker.join(timeout=10)
-    # Were the interpreter held, one gap would be as long as the call; a busy machine may stretch any gap, so half is asked.
-    assert len(gaps) >= 3, f"the ticking thread stood still for {took:.3f} s"
-    assert max(gaps) < max(0.05, took / 2)
+    ticker.join(timeout=30)
+    quarter = (end - start) / 4
+    return sum(start + quarter < moment < end - quarter for moment in ticks)
+
+
+def lets_others_run(work: Callable[[], object]) -> bool:
+    """Whether another thread gets its turn while `work` runs, in one of five attempts: on a busy machine it may miss some."""
+    return any(ticks_in_the_middle(work) >= 3 for _ in range(5))
+
+
+@pytest.mark.timeout(120)
+def test_a_long_submission_does_not_stop_other_threads(make_scheduler):
+    """Work over ten microseconds lets go of the interpreter (field fault 140): a ticking thread keeps ticking."""
+    scheduler = make_scheduler(num_blocks=400_000, block_size=16, max_model_len=4_000_000, max_num_seqs=1, vocab_size=32_000)
+    prompt = np.random.default_rng(0).integers(0, 32_000, 3_000_000)
+    assert lets_others_run(lambda: scheduler.submit(prompt, max_tokens=1))
+
+
+@pytest.mark.timeout(120)
+def test_a_call_that_keeps_the_interpreter_is_noticed():
+    """The control of the test above: a long sum is one call that never lets go of the interpreter."""
+    assert not lets_others_run(lambda: sum(range(30_000_000)))
