@@ -23,8 +23,8 @@ CATALOGUE = (
 RUST_ONLY = {"partial_take"}
 """Planted faults that the scheduler cannot reach: the core's own tests catch them."""
 
-WITHOUT_FAULT = {136, 139, 140}
-"""Sizes are compared with numbers; a borrow error or a lock that is held too long cannot be planted beside the right code."""
+WITHOUT_FAULT = {136, 139}
+"""Sizes are compared with numbers; a borrow error cannot be planted beside the right code."""
 
 
 @dataclass(frozen=True)
