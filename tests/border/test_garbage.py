@@ -11,21 +11,27 @@ STEPS = 1000
 RUNNING = 32
 
 
-@pytest.fixture
-def decoding(make_scheduler):
-    """A function that runs that many decode steps of 32 sequences, using the results as the engine uses them."""
+@pytest.fixture(params=[0, 4096], ids=["silent", "events"])
+def decoding(make_scheduler, request):
+    """A function that runs that many decode steps of 32 sequences, using the results as the engine uses them. With events
+    recorded, it reads them after each step."""
     scheduler = make_scheduler(
-        num_blocks=RUNNING * 160, block_size=16, max_model_len=2400, max_num_seqs=RUNNING, max_num_batched_tokens=RUNNING * 20
+        num_blocks=RUNNING * 160,
+        block_size=16,
+        max_model_len=2400,
+        max_num_seqs=RUNNING,
+        max_num_batched_tokens=RUNNING * 20,
+        event_buffer_size=request.param,
     )
     for i in range(RUNNING):
         scheduler.submit(list(range(i, i + 20)), max_tokens=2300)
     bank = np.random.default_rng(0).integers(0, 100, (17, RUNNING))
     starts = np.arange(RUNNING + 1)
     inputs = np.empty(RUNNING, np.int32)
-    total = 0
+    total = next_event = 0
 
     def step() -> None:
-        nonlocal total
+        nonlocal total, next_event
         plan = scheduler.plan(0)
         if plan.num_seqs != RUNNING:
             raise AssertionError(f"{plan.num_seqs} sequences decode, not {RUNNING}")
@@ -36,6 +42,9 @@ def decoding(make_scheduler):
         total += len(plan.ended) + len(plan.admitted) + len(plan.preempted) + int(plan.sample_requests[0])
         done = scheduler.commit(plan.step, bank[plan.step % len(bank)], starts[: len(plan.sample_rows) + 1], 0)
         total += len(done.ended) + done.num_accepted
+        came = scheduler.read_events(next_event)
+        if came is not None:
+            next_event = int.from_bytes(came[:8], "little")
 
     def run(steps: int) -> None:
         for _ in range(steps):

@@ -28,6 +28,7 @@ class Caller(threading.Thread):
         self.hasher = BlockHasher(block_size=4)
         self.plan = None
         self.refused: Counter[str] = Counter()
+        self.next_event = 0
         self.done: Counter[str] = Counter()
         self.broken: list[BaseException] = []
 
@@ -91,6 +92,13 @@ class Caller(threading.Thread):
         if self.rng.random() < 0.02:
             self.scheduler.reset_prefix_cache()
 
+    def call_events(self):
+        came = self.scheduler.read_events(self.next_event)
+        if came is not None:
+            self.next_event = int.from_bytes(came[:8], "little")
+        if self.rng.random() < 0.02:
+            self.scheduler.event_snapshot()
+
     def call_hasher(self):
         self.hasher.keys(self.rng.integers(0, 100, 16))
 
@@ -134,7 +142,7 @@ def drain(scheduler: Scheduler, answer) -> None:
 
 @pytest.mark.timeout(120)
 def test_sixteen_threads_calling_every_method_break_nothing(make_scheduler, answer, seed):
-    scheduler = make_scheduler(max_waiting=64)
+    scheduler = make_scheduler(max_waiting=64, event_buffer_size=16)
     callers = run_together(scheduler, seed)
     broken = [error for caller in callers for error in caller.broken]
     assert broken == []
@@ -153,6 +161,7 @@ def test_every_method_is_called_by_the_threads():
     source = {
         "submit", "plan", "commit", "fail", "abort", "finish", "stats", "config", "num_running", "num_waiting", "free_queue",
         "block_refs", "published_blocks", "num_cached_tokens", "audit", "reset_prefix_cache",
+        "read_events", "event_snapshot",
     }  # fmt: skip
     assert {name for name in dir(Scheduler) if not name.startswith("_")} == source
     assert {name for name in dir(BlockHasher) if not name.startswith("_")} == {"keys"}

@@ -6,6 +6,7 @@
 
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
+use crate::events::{Content, EventLog};
 use crate::free_queue::FreeQueue;
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
@@ -53,6 +54,13 @@ impl BlockPool {
             freed: Vec::new(),
             evictions: 0,
         })
+    }
+
+    /// The same pool, which has named nothing yet, telling `events` of every change of the set of published keys.
+    #[must_use]
+    pub fn recording(mut self, events: EventLog) -> Self {
+        self.index.record(events);
+        self
     }
 
     /// Blocks in all, the null block among them.
@@ -211,6 +219,11 @@ impl BlockPool {
         }
     }
 
+    /// Says what `block`, which was just made pending under `key`, will hold. Only events need to know.
+    pub fn describe(&mut self, block: BlockId, key: Key, content: Content<'_>) {
+        self.index.describe(block, key, content);
+    }
+
     /// The content of `block` is confirmed and may be found by its key.
     pub fn publish(&mut self, block: BlockId) {
         self.index.publish(block);
@@ -223,14 +236,17 @@ impl BlockPool {
 
     /// Forgets all published content that nobody holds; returns how many blocks forgot theirs.
     pub fn forget_unheld(&mut self) -> u32 {
-        let mut forgotten = 0;
-        for id in 1..self.num_blocks() {
-            let block = BlockId(id);
-            if self.holders(block) == 0 && self.index.forget(block) {
-                forgotten += 1;
-            }
+        let holders = &self.holders;
+        let unheld = |id: &u32| holders[*id as usize] == 0;
+        let forget = |index: &mut PrefixIndex| {
+            (1..holders.len() as u32).filter(unheld).map(|id| u32::from(index.forget(BlockId(id)))).sum()
+        };
+        let mut kept = (1..holders.len() as u32).filter(|id| !unheld(id)).map(BlockId);
+        let keeps_some = kept.any(|block| self.index.state(block) == KeyState::Published);
+        if keeps_some && !mutant::is_on(Mutant::EventClearsHeld) {
+            return forget(&mut self.index);
         }
-        forgotten
+        self.index.clear(forget)
     }
 
     /// Recounts A1 to A4 from `tables`, all tables that are alive.

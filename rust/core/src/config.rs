@@ -31,6 +31,8 @@ pub struct Config {
     pub hash_algorithm: Algorithm,
     /// Separates deployments that must not share keys.
     pub hash_seed: Vec<u8>,
+    /// KV events that a reader can be behind without losing any; 0 = none are recorded.
+    pub event_buffer_size: u32,
 }
 
 impl Config {
@@ -52,7 +54,8 @@ impl Config {
         at_most("max_num_seqs", self.max_num_seqs, 1, 1 << 16)?;
         at_most("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 22)?;
         at_most("max_waiting", self.max_waiting, 1, 1 << 24)?;
-        at_most("long_prefill_threshold", self.long_prefill_threshold, 0, 1 << 27)
+        at_most("long_prefill_threshold", self.long_prefill_threshold, 0, 1 << 27)?;
+        at_most("event_buffer_size", self.event_buffer_size, 0, 1 << 24)
     }
 
     /// Requests that run at once: no more than the tokens of a step, so that each running one gets a token in every step.

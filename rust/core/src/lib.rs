@@ -15,6 +15,8 @@ pub mod block_size;
 pub mod block_table;
 pub mod config;
 pub mod error;
+pub mod event_bytes;
+pub mod events;
 pub mod free_queue;
 pub mod ids;
 pub mod mutant;

@@ -116,6 +116,26 @@ mutants! {
     KeyWithoutParent = "key_without_parent",
     /// A request that waits for a prefix in flight is admitted cold.
     NoPrefixWait = "no_prefix_wait",
+    /// No event tells that a key lost its last block.
+    EventRemovalForgotten = "event_removal_forgotten",
+    /// Events tell of blocks, not of keys: a key with two blocks is told twice and removed when the first goes.
+    EventPerBlock = "event_per_block",
+    /// An event tells a key that is pending.
+    EventPending = "event_pending",
+    /// An event names the block itself as its parent.
+    EventWrongParent = "event_wrong_parent",
+    /// An event brings the tokens that were in its place of the ring before.
+    EventOldTokens = "event_old_tokens",
+    /// A number is left out when a key is removed.
+    EventNumberSkipped = "event_number_skipped",
+    /// A reader that fell behind is not told.
+    EventGapSilent = "event_gap_silent",
+    /// A reset tells that everything is gone although content that is held stays.
+    EventClearsHeld = "event_clears_held",
+    /// The bytes announce one event more than follow.
+    EventCountWrong = "event_count_wrong",
+    /// A snapshot leaves the last block out.
+    SnapshotForgetsOne = "snapshot_forgets_one",
 }
 
 #[cfg(feature = "mutants")]

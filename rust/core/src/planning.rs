@@ -4,6 +4,7 @@
 //! There are never more rows than tokens in the budget, so every decode moves in every step, and so does the first prefill.
 
 use crate::error::{Error, Result};
+use crate::events::Content;
 use crate::flight::Entry;
 use crate::ids::StepId;
 use crate::mutant::{self, Mutant};
@@ -105,6 +106,12 @@ impl Scheduler {
         for at in begun..full {
             let block = request.table.blocks()[at];
             self.pool.make_pending(block, request.keys[at]);
+            if self.config.event_buffer_size > 0
+                && let Some(tokens) = request.tokens.get(size.tokens() * at..size.tokens() * (at + 1))
+            {
+                let parent = at.checked_sub(1).map(|before| request.keys[before]);
+                self.pool.describe(block, request.keys[at], Content { parent, tokens, group: 0 });
+            }
             self.flight.pending.push(block);
             if mutant::is_on(Mutant::PublishAtPlan) {
                 self.pool.publish(block);

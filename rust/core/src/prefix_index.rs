@@ -8,6 +8,7 @@
 use hashbrown::HashTable;
 
 use crate::error::{Error, Result};
+use crate::events::{Content, Event, EventLog};
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
 
@@ -36,6 +37,8 @@ pub struct PrefixIndex {
     pending: HashTable<u32>,
     published: HashTable<u32>,
     num_published: u32,
+    /// Told of every change of the set of published keys, if anybody wants to know.
+    events: Option<Box<EventLog>>,
 }
 
 impl PrefixIndex {
@@ -50,13 +53,37 @@ impl PrefixIndex {
             pending: HashTable::new(),
             published: HashTable::with_capacity(n),
             num_published: 0,
+            events: None,
         }
+    }
+
+    /// From now on, when nothing is named yet, `events` is told of every change of the set of published keys.
+    pub fn record(&mut self, events: EventLog) {
+        debug_assert!(self.pending.is_empty() && self.published.is_empty());
+        self.events = Some(Box::new(events));
+    }
+
+    /// The changes of the set of published keys, if they are recorded.
+    #[must_use]
+    pub fn events(&self) -> Option<&EventLog> {
+        self.events.as_deref()
     }
 
     /// State of the name of `block`'s content.
     #[must_use]
     pub fn state(&self, block: BlockId) -> KeyState {
         self.states[block.index()]
+    }
+
+    /// Every block, named or not.
+    pub fn blocks(&self) -> impl Iterator<Item = BlockId> + use<> {
+        (0..self.keys.len() as u32).map(BlockId)
+    }
+
+    /// Key of `block`'s content, if it has a name.
+    #[must_use]
+    pub fn key(&self, block: BlockId) -> Option<Key> {
+        (self.state(block) != KeyState::Unnamed).then(|| self.keys[block.index()])
     }
 
     /// How many blocks carry published content.
@@ -84,14 +111,32 @@ impl PrefixIndex {
         self.join(block, KeyState::Pending);
     }
 
+    /// Says what `block`, which was just made pending under `key`, will hold. Only events need to know.
+    pub fn describe(&mut self, block: BlockId, key: Key, content: Content<'_>) {
+        if let Some(events) = &mut self.events
+            && self.states[block.index()] == KeyState::Pending
+            && self.keys[block.index()] == key
+        {
+            events.describe(block, content);
+            if mutant::is_on(Mutant::EventPending) {
+                events.stored(block, key);
+            }
+        }
+    }
+
     /// The pending content of `block` is confirmed. Without a pending name nothing happens.
     pub fn publish(&mut self, block: BlockId) {
         if self.state(block) != KeyState::Pending {
             return;
         }
         self.leave(block);
-        self.join(block, KeyState::Published);
+        let is_first = self.join(block, KeyState::Published);
         self.num_published += 1;
+        if let Some(events) = &mut self.events
+            && (is_first || mutant::is_on(Mutant::EventPerBlock))
+        {
+            events.stored(block, self.keys[block.index()]);
+        }
     }
 
     /// Takes the name of `block`'s content away, if it has one; true if it was published.
@@ -100,19 +145,60 @@ impl PrefixIndex {
         if state == KeyState::Unnamed {
             return false;
         }
-        self.leave(block);
+        let is_last = self.leave(block);
         if state == KeyState::Pending {
             return false;
         }
         self.num_published -= 1;
+        if let Some(events) = &mut self.events
+            && (is_last || mutant::is_on(Mutant::EventPerBlock))
+            && !mutant::is_on(Mutant::EventRemovalForgotten)
+        {
+            events.removed(block, self.keys[block.index()]);
+        }
         true
+    }
+
+    /// Runs `forget_all`, which gives every published key up and returns how many blocks lost one: told as one event.
+    pub(crate) fn clear(&mut self, forget_all: impl FnOnce(&mut Self) -> u32) -> u32 {
+        if let Some(events) = &mut self.events {
+            events.begin_clear();
+        }
+        let forgotten = forget_all(self);
+        if let Some(events) = &mut self.events {
+            events.end_clear(forgotten > 0);
+        }
+        forgotten
+    }
+
+    /// Tells all that is published as events, if they are recorded: [`Event::Cleared`], then every key once, no key before its
+    /// parent. Walks the whole index and allocates: for a reader that starts, or that fell behind.
+    pub fn snapshot(&self, mut tell: impl FnMut(Event<'_>)) {
+        let Some(events) = &self.events else { return };
+        tell(Event::Cleared);
+        let mut told = vec![false; self.keys.len()];
+        let mut chain = Vec::new();
+        let of_key = |key: &Key| self.published.find(key.short(), |&b| self.keys[b as usize] == *key).copied();
+        let blocks = self.keys.len() - usize::from(mutant::is_on(Mutant::SnapshotForgetsOne));
+        for id in (0..blocks as u32).filter(|&id| self.states[id as usize] == KeyState::Published) {
+            let mut at = of_key(&self.keys[id as usize]);
+            while let Some(block) = at.filter(|&block| !std::mem::replace(&mut told[block as usize], true)) {
+                chain.push(block);
+                let Event::Stored { parent, .. } = events.stored_in(BlockId(block), Key::ROOT) else { break };
+                at = parent.and_then(|parent| of_key(&parent));
+            }
+            for block in chain.drain(..).rev() {
+                tell(events.stored_in(BlockId(block), self.keys[block as usize]));
+            }
+        }
     }
 
     /// Bytes that each block costs here.
     #[must_use]
     pub fn bytes_per_block(&self) -> f64 {
         let table = self.published.allocation_size() as f64 / self.keys.len() as f64;
-        (size_of::<Key>() + size_of::<KeyState>() + size_of::<Ring>()) as f64 + table
+        let events = self.events.as_ref().map_or(0.0, |events| events.bytes_per_block());
+        (size_of::<Key>() + size_of::<KeyState>() + size_of::<Ring>()) as f64 + table + events
     }
 
     /// A4: every entry names a block whose own key equals it, and every named block is reached from its entry, once.
@@ -159,8 +245,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Puts `block`, whose key is set, at the end of its key's ring in the table of `state`.
-    fn join(&mut self, block: BlockId, state: KeyState) {
+    /// Puts `block`, whose key is set, at the end of its key's ring in the table of `state`; true if it is the first.
+    fn join(&mut self, block: BlockId, state: KeyState) -> bool {
         let key = self.keys[block.index()];
         let id = block.get();
         self.states[block.index()] = state;
@@ -171,16 +257,17 @@ impl PrefixIndex {
         let Some(&first) = table.find(key.short(), |&b| keys[b as usize] == key) else {
             table.insert_unique(key.short(), id, |&b| keys[b as usize].short());
             self.rings[block.index()] = Ring { prev: id, next: id };
-            return;
+            return true;
         };
         let last = self.rings[first as usize].prev;
         self.rings[block.index()] = Ring { prev: last, next: first };
         self.rings[last as usize].next = id;
         self.rings[first as usize].prev = id;
+        false
     }
 
-    /// Takes `block` out of its ring; the entry passes to the next block of the ring or goes.
-    fn leave(&mut self, block: BlockId) {
+    /// Takes `block` out of its ring; the entry passes to the next block of the ring or goes: true if it goes.
+    fn leave(&mut self, block: BlockId) -> bool {
         let id = block.get();
         let key = self.keys[block.index()];
         let Ring { prev, next } = self.rings[block.index()];
@@ -197,6 +284,7 @@ impl PrefixIndex {
         }
         self.rings[prev as usize].next = next;
         self.rings[next as usize].prev = prev;
+        next == id
     }
 }
 

@@ -13,6 +13,8 @@ use crate::block_pool::{BlockPool, Release};
 use crate::block_size::BlockSize;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::event_bytes::Encoder;
+use crate::events::EventLog;
 use crate::flight::Flight;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
 use crate::mutant::{self, Mutant};
@@ -69,10 +71,14 @@ impl Scheduler {
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
         let rows = config.rows();
+        let mut pool = BlockPool::new(config.num_blocks)?;
+        if config.event_buffer_size > 0 {
+            pool = pool.recording(EventLog::new(config.num_blocks, config.block_size, config.event_buffer_size));
+        }
         Ok(Scheduler {
             block_size: BlockSize::new(config.block_size),
             layout: Layout::new(&config),
-            pool: BlockPool::new(config.num_blocks)?,
+            pool,
             hasher: BlockHasher::new(config.hash_algorithm, config.block_size, &config.hash_seed),
             seats: Vec::new(),
             empty_seats: Vec::new(),
@@ -138,6 +144,33 @@ impl Scheduler {
     /// Forgets all published content that no live sequence holds; returns how many blocks forgot theirs.
     pub fn reset_prefix_cache(&mut self) -> u32 {
         self.pool.forget_unheld()
+    }
+
+    /// Puts the KV events from number `since` on into `bytes` (cleared before); the number to read on from. None if they are not
+    /// recorded, or if there are none and none were lost; `bytes` is as it was then. See [`event_bytes`](crate::event_bytes).
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for a number that no event has had yet.
+    pub fn read_events(&self, since: u64, bytes: &mut Vec<u8>) -> Result<Option<u64>> {
+        let Some(events) = self.pool.index().events() else { return Ok(None) };
+        if since == events.next() {
+            return Ok(None);
+        }
+        let reading = events.since(since)?;
+        let mut encoder = Encoder::new(bytes, events.next(), reading.lost, events.block_size());
+        reading.events().for_each(|event| encoder.push(&event));
+        encoder.finish();
+        Ok(Some(events.next()))
+    }
+
+    /// Puts all that is published into `bytes` (cleared before), as events: everything is cleared, then each key is stored, parents
+    /// first. The number to read on from; none if events are not recorded. Walks the whole pool.
+    pub fn event_snapshot(&self, bytes: &mut Vec<u8>) -> Option<u64> {
+        let events = self.pool.index().events()?;
+        let mut encoder = Encoder::new(bytes, events.next(), 0, events.block_size());
+        self.pool.index().snapshot(|event| encoder.push(&event));
+        encoder.finish();
+        Some(events.next())
     }
 
     /// Prompt tokens that a request found in the prefix cache when it was first admitted; 0 before.

@@ -6,6 +6,7 @@
 
 mod broken;
 mod driver;
+mod mirror;
 
 use blocktable_core::block_hash::Algorithm;
 use blocktable_core::config::Config;
@@ -271,6 +272,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         enable_prefix_caching: true,
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),
+        event_buffer_size: 0,
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod broken;
 mod driver;
+mod mirror;
 mod model;
 mod pool_script;
 mod schedule_script;
@@ -99,6 +100,16 @@ rows! {
     count_one_too_many: CountOneTooMany, ["A7"], one_request_runs_to_its_end;
     key_without_parent: KeyWithoutParent, ["exact"], equal_blocks_follow_different_ones;
     no_prefix_wait: NoPrefixWait, ["wait"], equal_cold_prompts_come_together;
+    event_removal_forgotten: EventRemovalForgotten, ["mirror"], cached_blocks_are_handed_out_again;
+    event_per_block: EventPerBlock, ["mirror"], random_pool_scripts;
+    event_pending: EventPending, ["mirror"], one_request_runs_to_its_end;
+    event_wrong_parent: EventWrongParent, ["content"], one_request_runs_to_its_end;
+    event_old_tokens: EventOldTokens, ["content"], one_request_runs_to_its_end;
+    event_number_skipped: EventNumberSkipped, ["mirror", "numbers"], cached_blocks_are_handed_out_again;
+    event_gap_silent: EventGapSilent, ["numbers"], more_happens_in_a_step_than_the_ring_holds;
+    event_clears_held: EventClearsHeld, ["mirror"], a_reset_meets_a_request_that_runs;
+    event_count_wrong: EventCountWrong, ["bytes"], one_request_runs_to_its_end;
+    snapshot_forgets_one: SnapshotForgetsOne, ["snapshot"], the_last_block_is_published;
 }
 
 /// Faults that nothing here can see, and what sees them.
@@ -133,7 +144,7 @@ fn random_schedules_alone_find_most_faults() {
     // Orders and refusals that only a user of the pool can see; a list that is released twice must be shared whole; and choices
     // that are wrong but break nothing.
     let others = ["free_queue_skips_one", "head_order", "forward_order", "unpublished_to_tail", "partial_take"];
-    let rare = ["double_free", "preempt_two", "no_budget_for_decodes"];
+    let rare = ["double_free", "preempt_two", "no_budget_for_decodes", "event_per_block"];
     missed.retain(|name| !others.contains(name) && !rare.contains(name));
     assert!(missed.is_empty(), "300 random schedules do not find {missed:?}");
 }
@@ -400,6 +411,36 @@ fn equal_cold_prompts_come_together() -> Checked {
     ensure(computed == 21 + 7, "wait", || format!("{computed} tokens were computed"))
 }
 
+/// Four blocks are published in one step, the ring holds three events.
+fn more_happens_in_a_step_than_the_ring_holds() -> Checked {
+    let mut driver = Driver::new(Config { event_buffer_size: 3, ..config(9, 4) });
+    driver.submit(prompt(1, 17), up_to(2))?;
+    driver.drain()?;
+    let restarts = driver.followers.first.restarts;
+    ensure(restarts == 1, "gap", || format!("the reader started {restarts} times from a snapshot"))
+}
+
+/// The second prompt runs, the first is only remembered. Later nobody runs.
+fn a_reset_meets_a_request_that_runs() -> Checked {
+    let mut driver = Driver::new(config(16, 4));
+    driver.submit(prompt(1, 9), up_to(1))?;
+    driver.drain()?;
+    driver.submit(prompt(2, 9), up_to(3))?;
+    driver.run_step()?;
+    driver.reset_prefix_cache()?;
+    ensure(driver.followers.first.keys.len() == 2, "reset", || "the blocks of the second prompt stay".to_owned())?;
+    driver.drain()?;
+    driver.reset_prefix_cache()?;
+    ensure(driver.followers.first.keys.is_empty(), "reset", || "a key is left".to_owned())
+}
+
+/// Two usable blocks, the second of which gets the last id.
+fn the_last_block_is_published() -> Checked {
+    let mut driver = Driver::new(config(3, 4));
+    driver.submit(prompt(1, 7), up_to(2))?;
+    driver.drain()
+}
+
 fn config(num_blocks: u32, block_size: u32) -> Config {
     Config {
         num_blocks,
@@ -414,6 +455,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         enable_prefix_caching: true,
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),
+        event_buffer_size: 64,
     }
 }
 

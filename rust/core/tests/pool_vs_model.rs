@@ -5,6 +5,7 @@
 //! printed. `BLOCKTABLE_SEED` chooses other scripts, `BLOCKTABLE_CASES=100000` more of them.
 
 mod broken;
+mod mirror;
 mod model;
 mod pool_script;
 mod seed;

@@ -6,6 +6,7 @@
 
 mod broken;
 mod driver;
+mod mirror;
 mod schedule_script;
 mod seed;
 
@@ -55,6 +56,8 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("passed_over", rare.passed_over as u64),
         ("ended_for_capacity", rare.ended_for_capacity as u64),
         ("skipped", rare.skipped as u64),
+        ("events", driver.followers.read),
+        ("event_restarts", driver.followers.first.restarts as u64),
     ];
     for (what, times) in happened {
         *seen.entry(what).or_default() += times;

@@ -9,7 +9,7 @@ use blocktable_core::plan::PlanMemory;
 use blocktable_core::prefix_index::KeyState;
 use blocktable_core::request::Limits;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::buffer::lend;
 use crate::door::{Door, released};
@@ -26,6 +26,8 @@ struct State {
     tokens: Vec<i64>,
     starts: Vec<i64>,
     committed: core::Committed,
+    /// Events on their way out. Kept for its memory.
+    events: Vec<u8>,
 }
 
 /// Decides what each step runs and which KV blocks it writes: first come, first served, one token budget.
@@ -43,9 +45,9 @@ impl Scheduler {
     #[pyo3(
         signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
             max_waiting=None, long_prefill_threshold=None, max_preemptions=None, enable_prefix_caching=true,
-            hash_algorithm="sha256", hash_seed=None),
+            hash_algorithm="sha256", hash_seed=None, event_buffer_size=None),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
-            max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'')"
+            max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', event_buffer_size=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
     fn new(
@@ -62,6 +64,7 @@ impl Scheduler {
         enable_prefix_caching: bool,
         hash_algorithm: &str,
         hash_seed: Option<&[u8]>,
+        event_buffer_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let or =
             |field, given: Option<&Bound<'_, PyAny>>, default| given.map_or(Ok(default), |given| count(field, given));
@@ -78,12 +81,19 @@ impl Scheduler {
             enable_prefix_caching,
             hash_algorithm: algorithm(py, "hash_algorithm", hash_algorithm)?,
             hash_seed: hash_seed.unwrap_or_default().to_vec(),
+            event_buffer_size: or("event_buffer_size", event_buffer_size, 0)?,
         };
         let core = core::Scheduler::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
         let set = || ArraySet::new(py, &config, core.layout()).map(Arc::new);
         let sets = [set()?, set()?];
         let hasher = enable_prefix_caching.then(|| core.hasher().clone());
-        let state = State { core, tokens: Vec::new(), starts: Vec::new(), committed: core::Committed::default() };
+        let state = State {
+            core,
+            tokens: Vec::new(),
+            starts: Vec::new(),
+            committed: core::Committed::default(),
+            events: Vec::new(),
+        };
         Ok(Scheduler { door: Door::new(state), sets, hasher, config })
     }
 
@@ -167,6 +177,21 @@ impl Scheduler {
         self.door.held(py, |state| Ok(state.core.reset_prefix_cache()))
     }
 
+    fn read_events<'py>(&self, py: Python<'py>, since: &Bound<'_, PyAny>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let since = number("since", since)?;
+        let bytes = self.door.held(py, |state| {
+            let came = state.core.read_events(since, &mut state.events)?;
+            Ok(came.map(|_| std::mem::take(&mut state.events)))
+        })?;
+        bytes.map(|bytes| self.give(py, bytes)).transpose()
+    }
+
+    fn event_snapshot<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let mut bytes = Vec::new();
+        let told = self.door.held(py, |state| Ok(state.core.event_snapshot(&mut bytes)))?;
+        Ok(told.map(|_| PyBytes::new(py, &bytes)))
+    }
+
     fn audit(&self, py: Python<'_>) -> PyResult<()> {
         self.door.held(py, |state| state.core.audit())
     }
@@ -245,6 +270,7 @@ impl Scheduler {
             ("max_waiting", config.max_waiting),
             ("long_prefill_threshold", config.long_prefill_threshold),
             ("max_preemptions", config.max_preemptions),
+            ("event_buffer_size", config.event_buffer_size),
         ] {
             dict.set_item(name, value)?;
         }
@@ -252,6 +278,18 @@ impl Scheduler {
         dict.set_item("hash_algorithm", config.hash_algorithm.name())?;
         dict.set_item("hash_seed", config.hash_seed.as_slice())?;
         Ok(dict)
+    }
+}
+
+impl Scheduler {
+    /// Bytes for Python; the memory that they came in goes back to where it is kept.
+    fn give<'py>(&self, py: Python<'py>, bytes: Vec<u8>) -> PyResult<Bound<'py, PyBytes>> {
+        let given = PyBytes::new(py, &bytes);
+        self.door.held(py, |state| {
+            state.events = bytes;
+            Ok(())
+        })?;
+        Ok(given)
     }
 }
 

@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each test crate uses a part")]
 
 mod client;
+mod followers;
 mod oracle;
 mod plan;
 mod plan_check;
@@ -25,6 +26,7 @@ use blocktable_core::stats::Counters;
 use crate::broken::{Checked, audited, ensure};
 
 pub use client::Client;
+pub use followers::Followers;
 pub use oracle::{ColdAnswer, KvMemory};
 pub use plan::Plan;
 pub use step::Step;
@@ -63,6 +65,8 @@ pub struct Driver {
     /// Ends that no plan has reported yet.
     unreported: BTreeMap<u64, i64>,
     expected: Counters,
+    /// Indexes rebuilt from the KV events.
+    pub followers: Followers,
     now_us: u64,
 }
 
@@ -82,6 +86,7 @@ impl Driver {
             seen: Seen::default(),
             unreported: BTreeMap::new(),
             expected: Counters::default(),
+            followers: Followers::default(),
             now_us: 0,
             scheduler,
         }
@@ -239,6 +244,7 @@ impl Driver {
         ensure(counted == (running, waiting), "books", || {
             format!("(running, waiting) is {counted:?}, the caller knows {:?}", (running, waiting))
         })?;
+        self.followers.follow(&self.scheduler)?;
         let counters = self.scheduler.counters();
         ensure(counters == self.expected, "counters", || format!("{counters:?}, must be {:?}", self.expected))?;
         let free: Vec<BlockId> = self.scheduler.pool().free_blocks().collect();

@@ -10,10 +10,12 @@ use proptest::prelude::*;
 use blocktable_core::block_pool::{BlockPool, Release};
 use blocktable_core::block_table::BlockTable;
 use blocktable_core::error::Error;
-use blocktable_core::ids::{BlockId, Key};
+use blocktable_core::events::{Content, EventLog};
+use blocktable_core::ids::{BlockId, Key, TokenId};
 use blocktable_core::prefix_index::KeyState;
 
 use crate::broken::{Broken, Checked, audited, broken};
+use crate::mirror::Mirror;
 use crate::model::{NotHeld, PoolModel};
 
 const TABLES: usize = 4;
@@ -100,7 +102,7 @@ impl PoolScript {
         let mut world = World::new(self.num_blocks);
         world.compare()?;
         for (at, op) in self.ops.iter().enumerate() {
-            let outcome = world.apply(op).and_then(|()| world.compare());
+            let outcome = world.apply(op).and_then(|()| world.compare()).and_then(|()| world.follow());
             outcome
                 .map_err(|Broken { check, detail }| Broken { check, detail: format!("call {at}, {op:?}: {detail}") })?;
         }
@@ -115,13 +117,16 @@ struct World {
     /// Another, larger pool, whose ids mean nothing here.
     other: BlockPool,
     tables: Vec<(BlockTable, Vec<u32>)>,
+    /// The index rebuilt from its events.
+    mirror: Mirror,
 }
 
 impl World {
     fn new(num_blocks: u32) -> Self {
         let tables = (0..TABLES).map(|_| (BlockTable::new(), Vec::new())).collect();
         let new = |num_blocks| BlockPool::new(num_blocks).expect("a pool of two or more");
-        World { pool: new(num_blocks), model: PoolModel::new(num_blocks), other: new(100), tables }
+        let pool = new(num_blocks).recording(EventLog::new(num_blocks, 1, 1 + num_blocks % 5));
+        World { pool, model: PoolModel::new(num_blocks), other: new(100), tables, mirror: Mirror::default() }
     }
 
     fn apply(&mut self, op: &PoolOp) -> Checked {
@@ -141,6 +146,8 @@ impl World {
             }
             PoolOp::MakePending { block, key } => self.on_block(block, |pool, model, block| {
                 pool.make_pending(block, name(key));
+                let parent = key.checked_sub(1).map(name);
+                pool.describe(block, name(key), Content { parent, tokens: &[TokenId::from(key)], group: key % 2 });
                 model.index.make_pending(block.get(), name(key));
             }),
             PoolOp::Publish { block } => self.on_block(block, |pool, model, block| {
@@ -225,6 +232,15 @@ impl World {
 
     fn no_such(&self, block: BlockId) -> Option<Error> {
         self.pool.block(block.get()).err()
+    }
+
+    /// The events tell what the index holds. A block of one token is named after that token and the one before.
+    fn follow(&mut self) -> Checked {
+        let made = |parent: Option<Key>, tokens: &[TokenId]| {
+            let key = tokens[0] as u8;
+            if parent == key.checked_sub(1).map(name) { name(key) } else { Key::ROOT }
+        };
+        self.mirror.follow(self.pool.index(), &made)
     }
 
     /// Everything that can be seen.

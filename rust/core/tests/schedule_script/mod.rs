@@ -73,7 +73,9 @@ fn configs() -> impl Strategy<Value = Config> {
     let threshold = prop_oneof![2 => Just(0_u32), 1 => 1..=9_u32];
     let waiting = prop_oneof![1 => 1..=2_u32, 4 => 3..=12_u32];
     let limits = (1..=5_u32, budget, waiting, threshold, 0..=3_u32);
-    (sizes, limits, prop::bool::weighted(0.85)).prop_map(|((rows, block_size, len), limits, caching)| Config {
+    let events = prop_oneof![1 => Just(0_u32), 1 => 1..=6_u32, 3 => 7..=80_u32];
+    let features = (prop::bool::weighted(0.85), events);
+    (sizes, limits, features).prop_map(|((rows, block_size, len), limits, (caching, events))| Config {
         num_blocks: 1 + rows.div_ceil(block_size),
         block_size,
         vocab_size: VOCAB,
@@ -86,6 +88,7 @@ fn configs() -> impl Strategy<Value = Config> {
         enable_prefix_caching: caching,
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),
+        event_buffer_size: events,
     })
 }
 

@@ -1,0 +1,48 @@
+//! Readers of the scheduler's KV events: one that follows from the start, and one that comes late.
+//!
+//! Before: a call on the scheduler has ended. After: the index that the first has rebuilt equals the scheduler's, and so does one that
+//! starts from a snapshot now.
+
+use blocktable_core::Scheduler;
+use blocktable_core::ids::{Key, TokenId};
+
+use crate::broken::{Checked, broken, ensure};
+use crate::mirror::{Mirror, decoded};
+
+/// The readers of one scheduler.
+#[derive(Default)]
+pub struct Followers {
+    pub first: Mirror,
+    /// Events that the first has read.
+    pub read: u64,
+    bytes: Vec<u8>,
+}
+
+impl Followers {
+    /// Reads what the last call has changed.
+    pub fn follow(&mut self, scheduler: &Scheduler) -> Checked {
+        let Some(log) = scheduler.pool().index().events() else { return Ok(()) };
+        let hasher = std::cell::RefCell::new(scheduler.hasher().clone());
+        let name = |parent: Option<Key>, tokens: &[TokenId]| {
+            hasher.borrow_mut().key(parent.as_ref(), tokens).expect("the tokens of a whole block")
+        };
+        let came = scheduler.read_events(self.first.next, &mut self.bytes);
+        let came = came.or_else(|error| broken("numbers", error.to_string()))?;
+        ensure(came.is_some() == (log.next() != self.first.next), "numbers", || format!("{came:?} at {}", log.next()))?;
+        if came.is_some() {
+            let events = decoded(&self.bytes)?;
+            self.read += events.events().len() as u64;
+            if !self.first.apply(&events, &name)? {
+                scheduler.event_snapshot(&mut self.bytes).expect("events are recorded");
+                self.first.restart(&decoded(&self.bytes)?, &name)?;
+            }
+            self.first.compare(scheduler.pool().index())?;
+            scheduler.event_snapshot(&mut self.bytes).expect("events are recorded");
+            let mut late = Mirror::default();
+            late.restart(&decoded(&self.bytes)?, &name)?;
+            let same = (&late.keys, late.next) == (&self.first.keys, self.first.next);
+            ensure(same, "snapshot", || format!("a late reader has {late:?}, the first {:?}", self.first))?;
+        }
+        self.first.compare(scheduler.pool().index())
+    }
+}

@@ -1,0 +1,119 @@
+//! The prefix index once more, rebuilt from its events alone.
+//!
+//! Before: events came out of the core as bytes. After: [`Mirror::apply`] says which of them does not follow from those before, and
+//! [`Mirror::compare`] whether the rebuilt set of keys is the index's.
+
+#![allow(dead_code, reason = "each test crate uses a part")]
+
+use std::collections::BTreeMap;
+
+use blocktable_core::event_bytes::{Decoded, Encoder, decode};
+use blocktable_core::events::Event;
+use blocktable_core::ids::{Key, TokenId};
+use blocktable_core::prefix_index::{KeyState, PrefixIndex};
+
+use crate::broken::{Checked, broken, ensure};
+
+/// A reader of events.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mirror {
+    /// Number of the event that it waits for.
+    pub next: u64,
+    /// Published keys, each with its group.
+    pub keys: BTreeMap<Key, u8>,
+    /// How often it fell behind and started again.
+    pub restarts: usize,
+}
+
+impl Mirror {
+    /// Applies what came since `next`. False if it fell behind: it must start again from a snapshot.
+    pub fn apply(&mut self, decoded: &Decoded, name: &dyn Fn(Option<Key>, &[TokenId]) -> Key) -> Checked<bool> {
+        let number = self.next + decoded.lost + decoded.events().len() as u64;
+        ensure(number == decoded.next, "numbers", || {
+            format!("{} + {} lost + {} is not {}", self.next, decoded.lost, decoded.events().len(), decoded.next)
+        })?;
+        if decoded.lost > 0 {
+            return Ok(false);
+        }
+        decoded.events().try_for_each(|event| self.take(&event, name))?;
+        self.next = decoded.next;
+        Ok(true)
+    }
+
+    /// Starts again from a snapshot: no key may come twice, or before its parent if that is published.
+    pub fn restart(&mut self, snapshot: &Decoded, name: &dyn Fn(Option<Key>, &[TokenId]) -> Key) -> Checked {
+        let mut events = snapshot.events();
+        ensure(events.next() == Some(Event::Cleared), "snapshot", || "it does not begin with a clear".to_owned())?;
+        self.keys.clear();
+        let mut waited_for = Vec::new();
+        for event in events {
+            self.take(&event, name)?;
+            if let Event::Stored { key, parent, .. } = event {
+                ensure(!waited_for.contains(&key), "snapshot", || format!("{key:?} comes behind its child"))?;
+                waited_for.extend(parent.filter(|parent| !self.keys.contains_key(parent)));
+            }
+        }
+        self.next = snapshot.next;
+        self.restarts += 1;
+        Ok(())
+    }
+
+    /// Reads an index directly.
+    pub fn follow(&mut self, index: &PrefixIndex, name: &dyn Fn(Option<Key>, &[TokenId]) -> Key) -> Checked {
+        let Some(log) = index.events() else { return Ok(()) };
+        let mut bytes = Vec::new();
+        let reading = log.since(self.next).or_else(|error| broken("numbers", error.to_string()))?;
+        let mut encoder = Encoder::new(&mut bytes, log.next(), reading.lost, log.block_size());
+        reading.events().for_each(|event| encoder.push(&event));
+        encoder.finish();
+        if !self.apply(&decoded(&bytes)?, name)? {
+            let mut encoder = Encoder::new(&mut bytes, log.next(), 0, log.block_size());
+            index.snapshot(|event| encoder.push(&event));
+            encoder.finish();
+            self.restart(&decoded(&bytes)?, name)?;
+        }
+        self.compare(index)
+    }
+
+    /// The keys are those of the published blocks.
+    pub fn compare(&self, index: &PrefixIndex) -> Checked {
+        let published: BTreeMap<Key, ()> = published(index).map(|key| (key, ())).collect();
+        ensure(self.keys.keys().eq(published.keys()), "mirror", || {
+            format!("the events tell {:?}, the index has {:?}", self.keys, published.keys())
+        })
+    }
+
+    fn take(&mut self, event: &Event<'_>, name: &dyn Fn(Option<Key>, &[TokenId]) -> Key) -> Checked {
+        match *event {
+            Event::Stored { key, parent, tokens, group } => {
+                let made = name(parent, tokens);
+                ensure(made == key, "content", || format!("{tokens:?} behind {parent:?} is {made:?}, not {key:?}"))?;
+                let before = self.keys.insert(key, group);
+                ensure(before.is_none(), "mirror", || format!("{key:?} is stored although it was"))
+            }
+            Event::Removed { key, group } => {
+                let before = self.keys.remove(&key);
+                ensure(before == Some(group), "mirror", || format!("{key:?} of group {group} is removed: {before:?}"))
+            }
+            Event::Cleared => {
+                self.keys.clear();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What the bytes hold; that they say nothing in two ways is checked, too.
+pub fn decoded(bytes: &[u8]) -> Checked<Decoded> {
+    let decoded = decode(bytes).or_else(|error| broken("bytes", error.to_string()))?;
+    let mut again = Vec::new();
+    let mut encoder = Encoder::new(&mut again, decoded.next, decoded.lost, decoded.block_size as usize);
+    decoded.events().for_each(|event| encoder.push(&event));
+    encoder.finish();
+    ensure(again == bytes, "bytes", || "other bytes mean the same".to_owned())?;
+    Ok(decoded)
+}
+
+fn published(index: &PrefixIndex) -> impl Iterator<Item = Key> {
+    index.blocks().filter(|&block| index.state(block) == KeyState::Published).filter_map(|block| index.key(block))
+}
