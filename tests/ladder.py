@@ -58,11 +58,12 @@ class Count:
 RUNGS = (
     Rung("core", "the Rust core on its own"),
     Rung("border", "the core from Python", ("border",)),
+    Rung("events", "an index rebuilt from the events is the index", ("events",)),
     Rung("faults", "random schedules and the field's faults, audited after each step", ("property", "faults")),
     Rung(
         "mutants",
         "each check fails on the fault that it is there for",
-        ("border", "property", "faults", "engine"),
+        ("border", "events", "property", "faults", "engine"),
         with_mutants=True,
     ),
     Rung("kernels", "each kernel against its slow twin", ("kernels",)),

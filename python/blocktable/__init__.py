@@ -14,6 +14,7 @@ from ._core import BlockHasher, Commit, Plan, Scheduler, __version__
 from .errors import (
     AuditError,
     BlocktableError,
+    EndpointError,
     InvalidInputError,
     MissingExtraError,
     ModelLoadError,
@@ -41,6 +42,7 @@ __all__ = [
     "BlocktableError",
     "Commit",
     "CompletionOutput",
+    "EndpointError",
     "EngineConfig",
     "InvalidInputError",
     "KVReport",

@@ -101,13 +101,13 @@ class Scheduler:
         """The KV events from number `since` (the first is 0) to now, as bytes; None if there are none, or none are recorded
         (`event_buffer_size` 0).
 
-        The first 8 bytes are the number to read on from, the next 8 how many events were overwritten before this reader came: if
-        any, it must start again from `event_snapshot`. Layout: `rust/core/src/event_bytes.rs`; `blocktable.events.read_records`
-        reads it. Raises `InvalidInputError` for a number that no event has had yet."""
+        The first 8 bytes are the number to read on from, the next 8 how many events were overwritten before this reader
+        came: if any, it must start again from `event_snapshot`. Layout: `rust/core/src/event_bytes.rs`;
+        `blocktable.events.read_records` reads it. Raises `InvalidInputError` for a number that no event has had yet."""
 
     def event_snapshot(self) -> bytes | None:
-        """All that is published now as events, in the same bytes: everything is cleared, then each key is stored, parents first.
-        None if no events are recorded. Walks the whole pool."""
+        """All that is published now as events, in the same bytes: everything is cleared, then each key is stored, parents
+        first. None if no events are recorded. Walks the whole pool."""
 
     def audit(self) -> None:
         """Recount every invariant from the tables, the leases and a walk of the free queue. Raises `AuditError`."""

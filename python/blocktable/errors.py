@@ -112,6 +112,15 @@ class AuditError(BlocktableError):
         self.detail = detail
 
 
+class EndpointError(BlocktableError, OSError):
+    """An address cannot be bound or connected to, and why."""
+
+    def __init__(self, endpoint: str, reason: str) -> None:
+        super().__init__(f"{endpoint}: {reason}")
+        self.endpoint = endpoint
+        self.reason = reason
+
+
 class MissingExtraError(BlocktableError, ImportError):
     """Something was used whose dependencies are an extra that is not installed."""
 

@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "text": {"errors", "sampling.params"},
     "sampling": {"errors"},
     "model": {"errors", "kernels", "_core", "engine.config"},
-    "engine": {"errors", "_core", "model", "sampling", "text"},
+    "events": {"errors"},
+    "engine": {"errors", "_core", "events", "model", "sampling", "text"},
     "testing": {"errors", "_core"},
     "bench": {"errors", "_core", "engine", "sampling", "model", "text", "testing", ""},
     "cli": {"errors", "_core", "engine", "sampling", "model", "text", "testing", "bench", ""},
@@ -38,6 +39,7 @@ WITHOUT_HEAVY = (
     "cli",
     "sampling/params.py",
     "engine/config.py",
+    "events",
     "model/small_model.py",
 )
 """What has to be importable with numpy alone."""

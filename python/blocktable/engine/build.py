@@ -10,11 +10,12 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .. import events
 from .._core import Scheduler
 from ..errors import InvalidInputError, ModelLoadError
 from ..model.checkpoint import read_tokenizer
@@ -28,6 +29,9 @@ from ..sampling.sampler import Sampler
 from ..text.tokenizer import Tokenizer
 from .config import EngineConfig
 from .step_loop import StepLoop
+
+if TYPE_CHECKING:
+    from ..events import KVEventPublisher, KVEventsConfig
 
 logger = logging.getLogger("blocktable.engine")
 
@@ -55,7 +59,7 @@ class Engine:
     def close(self) -> None:
         """End every request, and give a lent model back if no other engine uses it."""
         try:
-            self.loop.abandon()
+            self.loop.close()
         finally:
             if self.lent is not None:
                 _give_back(self.lent)
@@ -157,6 +161,7 @@ def _assemble(
         seeds=SeedSource(config.seed),
         num_rows=config.max_num_seqs,
         max_step_retries=config.max_step_retries,
+        publisher=_make_publisher(config.kv_events_config),
     )
     return Engine(config=config, loaded=loaded, tokenizer=tokenizer, sizing=sizing, loop=loop, lent=lent)
 
@@ -191,4 +196,10 @@ def _make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
         long_prefill_threshold=config.long_prefill_threshold,
         max_preemptions=config.max_preemptions,
         enable_prefix_caching=config.enable_prefix_caching,
+        event_buffer_size=0 if config.kv_events_config is None else config.kv_events_config.records,
     )
+
+
+def _make_publisher(config: KVEventsConfig | None) -> KVEventPublisher | None:
+    """What publishes KV events. Raises `MissingExtraError` or `EndpointError`."""
+    return events.KVEventPublisher(config) if config is not None and config.publishes else None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import InvalidInputError, UnknownOptionError
+from ..events.config import KVEventsConfig
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Names of `dtype`; `auto` is what the device runs best: float32 on a CPU, else what the model was saved in."""
@@ -75,6 +76,8 @@ class EngineConfig:
     """CPU threads of the model (`torch.set_num_threads`, which holds for the process); None = leave as they are."""
     max_step_retries: int = 2
     """Times that a step whose model failed runs again before its requests end with an error."""
+    kv_events_config: KVEventsConfig | None = None
+    """Publish what the prefix cache gains and loses: a `KVEventsConfig`, or a mapping of its fields."""
 
     def __post_init__(self) -> None:
         _need_text("model", self.model)
@@ -97,6 +100,8 @@ class EngineConfig:
         _need_int("seed", self.seed, 0, MAX_SEED)
         _need_int("num_threads", self.num_threads, 1, 1024, optional=True)
         _need_int("max_step_retries", self.max_step_retries, 0, 100)
+        if self.kv_events_config is not None:
+            object.__setattr__(self, "kv_events_config", KVEventsConfig.from_options(self.kv_events_config))
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:

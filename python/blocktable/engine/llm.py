@@ -131,7 +131,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> int:
         """Forget cached prefixes that no running request uses; returns how many blocks forgot theirs."""
-        return self._open.loop.scheduler.reset_prefix_cache()
+        return self._open.loop.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Abort what runs and give the memory back. The second time it does nothing."""

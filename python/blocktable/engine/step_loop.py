@@ -42,6 +42,16 @@ class Forward(Protocol):
         """[K, vocab] logits of the plan's `sample_rows`."""
 
 
+class EventSink(Protocol):
+    """The part of `KVEventPublisher` that a step needs."""
+
+    def drain(self, source: Scheduler) -> None:
+        """Take the KV events of the last step. Never waits, never raises."""
+
+    def close(self) -> None:
+        """Publish what waits, and end."""
+
+
 class StepLoop:
     """One engine's requests and its steps. Safe to call from several threads: a call waits for the step under way."""
 
@@ -55,6 +65,7 @@ class StepLoop:
         seeds: SeedSource,
         num_rows: int,
         max_step_retries: int,
+        publisher: EventSink | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.times = StepTimes()
@@ -63,6 +74,7 @@ class StepLoop:
         self._tokenizer = tokenizer
         self._seeds = seeds
         self._max_step_retries = max_step_retries
+        self._publisher = publisher
         self._rows = RunningRows(num_rows, sampler)
         self._requests: dict[int, LiveRequest] = {}
         self._num_live = 0
@@ -156,6 +168,24 @@ class StepLoop:
             self._failures = 0
             self._is_torn = False
 
+    def reset_prefix_cache(self) -> int:
+        """Forget cached prefixes that no running request uses; returns how many blocks forgot theirs."""
+        with self._gate, self._turn:
+            forgotten = self.scheduler.reset_prefix_cache()
+            if self._publisher is not None:
+                self._publisher.drain(self.scheduler)
+            return forgotten
+
+    def close(self) -> None:
+        """Abandon everything, for good."""
+        with self._turn:
+            try:
+                self.abandon()
+            finally:
+                if self._publisher is not None:
+                    self._publisher.drain(self.scheduler)
+                    self._publisher.close()
+
     def _mend(self) -> None:
         """An earlier call was interrupted even while it cleaned up: do that now."""
         if self._is_torn:
@@ -170,6 +200,8 @@ class StepLoop:
             self._run(plan, plan_ns)
         if self._num_live == 0 and self._requests:
             self._settle()
+        if self._publisher is not None:
+            self._publisher.drain(self.scheduler)
 
     def _run(self, plan: Plan, plan_ns: int) -> None:
         # A plan's arrays end with its commit: what is read later is copied here.
