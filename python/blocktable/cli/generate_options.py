@@ -7,6 +7,7 @@ instant and works without the engine.
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import fields
 from typing import Any
 
@@ -120,6 +121,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     number("--seed", "where the random numbers begin")
     number("--num-threads", "CPU threads; default: torch's choice")
     group.add_argument(
+        "--kv-events-config",
+        type=_mapping,
+        metavar="JSON",
+        help='publish KV events, as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}; default: publish none',
+    )
+    group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
         default=default["enable_prefix_caching"],
@@ -131,6 +138,16 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         default=default["self_check"],
         help="compare with the model's own attention when loading",
     )
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return value
 
 
 def _bytes(text: str) -> int:
