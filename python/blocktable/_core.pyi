@@ -33,6 +33,10 @@ class Scheduler:
     """Decides what each step runs and which KV blocks it writes: first come, first served, one token budget.
 
     One thread drives `plan`, then `commit` or `fail`; every method may be called from any thread.
+
+    `groups` has an entry for each group of layers (1..16): None if its queries see everything before them, else how many rows they
+    see, their own the last of them; without it there is one that sees everything. All groups share the pool; a block out of sight
+    of a sequence's next query is given back.
     """
 
     def __new__(
@@ -47,6 +51,7 @@ class Scheduler:
         max_waiting: int = 4096,
         long_prefill_threshold: int = 0,
         max_preemptions: int = 16,
+        groups: Sequence[int | None] | None = None,
         enable_prefix_caching: bool = True,
         hash_algorithm: str = "sha256",
         hash_seed: bytes = b"",
@@ -138,7 +143,7 @@ class Scheduler:
 
 @final
 class Plan:
-    """What one step runs. S sequences, T tokens, K samples, G groups (1). Views; valid until the step's commit or failure."""
+    """What one step runs. S sequences, T tokens, K samples, G groups. Views; valid until the step's commit or failure."""
 
     @property
     def step(self) -> int: ...
@@ -180,7 +185,8 @@ class Plan:
 
     @property
     def block_tables(self) -> NDArray[np.int32]:
-        """[G, max_num_seqs, max_blocks] persistent; row `seq_slots[i]` holds ceil(seq_lens[i] / block_size) valid ids."""
+        """[G, max_num_seqs, max_blocks] persistent; row `seq_slots[i]` holds ceil(seq_lens[i] / block_size) entries: block ids, and
+        0 (the null block) for those behind a window, which no query sees."""
 
     @property
     def dirty(self) -> NDArray[np.int32]:

@@ -3,9 +3,10 @@
 //! The whole of what is known (prompt, and outputs of a preempted request) must fit beside what others were promised. Hits that
 //! were free leave the queue, so they count as needed. Blocks are taken chunk by chunk.
 
+use crate::block_table::BlockTable;
+use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
 use crate::preemption::contains;
-use crate::prefix_index::KeyState;
 use crate::request::{End, Place};
 use crate::scheduler::Scheduler;
 
@@ -45,8 +46,8 @@ impl Scheduler {
     fn admit(&mut self, seat: usize, budget: usize, now_us: u64) -> Admission {
         let size = self.block_size;
         let (known, prompt_len) = (self.request(seat).tokens.len(), self.request(seat).prompt_len);
-        let first_pending = self.find_hits(seat);
-        let hits = self.hits.len();
+        self.find_hits(seat);
+        let hits = self.hit.len();
         let next = self.request(seat).keys.get(hits);
         let awaited = hits < size.full_blocks(known - 1) && next.is_some_and(|key| contains(&self.frontier, key));
         if awaited && !mutant::is_on(Mutant::NoPrefixWait) {
@@ -60,8 +61,8 @@ impl Scheduler {
             let first = *self.request_mut(seat).first_hit.get_or_insert(hits);
             start = first.max(hits) * size.tokens();
         }
-        let rest = (self.block_size.blocks_for(known) - hits) as u32;
-        let free_hits = self.hits.iter().filter(|&&block| self.pool.holders(block) == 0).count() as u32;
+        let rest = self.groups.need(hits * size.tokens(), hits, known) as u32;
+        let free_hits = self.hit.blocks().filter(|&block| self.pool.holders(block) == 0).count() as u32;
         let promised = if mutant::is_on(Mutant::IgnorePromises) { 0 } else { self.promised };
         if rest + free_hits > self.pool.num_free().saturating_sub(promised) {
             if mutant::is_on(Mutant::BlockedKeepsHits) {
@@ -82,34 +83,25 @@ impl Scheduler {
         self.promised += rest;
         let now = self.block_size.blocks_for(start + chunk).saturating_sub(self.request(seat).table.len()) as u32;
         if now > 0 {
-            self.take_blocks(seat, now, now.min(rest));
+            self.take_blocks(seat, now, (now * self.groups.len() as u32).min(rest));
         }
         self.note_change(seat, 0);
         if chunk > 0 {
-            self.schedule(seat, chunk, first_pending..hits);
+            self.schedule(seat, chunk, self.hit.confirmed()..hits);
         }
         Admission::Admitted { chunk }
     }
 
-    /// Leaves the blocks that hold the longest known prefix in `hits`; returns the first of them that is pending, or their number.
-    /// The last token is always computed, so that there are logits to sample from.
-    fn find_hits(&mut self, seat: usize) -> usize {
+    /// Finds the longest known prefix. The last token is always computed, so that there are logits to sample from.
+    fn find_hits(&mut self, seat: usize) {
         let size = self.block_size;
         let request = self.seats[seat].as_ref().expect("a seat in use");
         let mut most = size.full_blocks(request.tokens.len() - 1);
         if mutant::is_on(Mutant::HitWholePrompt) {
             most = size.full_blocks(request.tokens.len());
         }
-        self.hits.clear();
-        let mut first_pending = None;
-        for key in request.keys.iter().take(most) {
-            let Some((block, state)) = self.pool.index().lookup(key) else { break };
-            if state == KeyState::Pending && first_pending.is_none() {
-                first_pending = Some(self.hits.len());
-            }
-            self.hits.push(block);
-        }
-        first_pending.unwrap_or(self.hits.len())
+        let keys = &request.keys[..most.min(request.keys.len())];
+        self.hit.find(self.pool.index(), &self.groups, keys);
     }
 
     fn start_running(&mut self, seat: usize, start: usize, now_us: u64) {
@@ -123,6 +115,10 @@ impl Scheduler {
         request.tokens.reserve_exact(longest.saturating_sub(request.tokens.len()));
         request.keys.reserve_exact(most_blocks.saturating_sub(request.keys.len()));
         request.table.reserve(most_blocks);
+        if request.others.len() + 1 < self.groups.len() {
+            request.others = (1..self.groups.len()).map(|_| BlockTable::new()).collect();
+        }
+        request.others.iter_mut().for_each(|table| table.reserve(most_blocks));
         request.place = Place::Running(row);
         request.computed = start;
         if request.cached.is_none() {
@@ -137,15 +133,22 @@ impl Scheduler {
         self.draft.admitted.push([id.0 as i64, 0, row.index() as i64]);
     }
 
-    /// Moves the hits into the table. They were found in this very call, so each of them still has its content.
+    /// Moves the hit into the tables. It was found in this very call, so each of its blocks still has its content.
     fn hold_hits(&mut self, seat: usize) {
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        for &block in &self.hits {
-            self.pool.share(&mut request.table, block).expect("a hit of this call");
+        for group in 0..self.groups.len() {
+            let table = request.table_of_mut(group);
+            for &block in self.hit.table(group) {
+                if block == BlockId::NULL {
+                    table.blocks.push(block);
+                } else {
+                    self.pool.share(table, block).expect("a hit of this call");
+                }
+            }
         }
-        request.published = self.hits.len();
+        request.published = self.hit.len();
         if mutant::is_on(Mutant::WriteShared)
-            && let Some((block, _)) = request.keys.get(self.hits.len()).and_then(|key| self.pool.index().lookup(key))
+            && let Some((block, _)) = request.keys.get(self.hit.len()).and_then(|key| self.pool.index().lookup(key))
         {
             let _ = self.pool.share(&mut request.table, block);
         }

@@ -2,7 +2,9 @@
 //!
 //! Called by the tests after every public call, and by an engine when it is idle. Reads everything, changes nothing.
 
+use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
+use crate::ids::BlockId;
 use crate::prefix_index::KeyState;
 use crate::request::{Place, Request};
 use crate::scheduler::Scheduler;
@@ -18,7 +20,7 @@ impl Scheduler {
     /// [`Error::Audit`] with the first invariant that does not hold.
     pub fn audit(&self) -> Result<()> {
         self.audit_places()?;
-        self.pool.audit(self.seats.iter().flatten().map(|request| &request.table))?;
+        self.pool.audit(self.seats.iter().flatten().flat_map(Request::tables))?;
         self.audit_leases()?;
         self.audit_promises()?;
         self.audit_writers()?;
@@ -70,7 +72,7 @@ impl Scheduler {
         for &seat in &self.waiting {
             let request = self.request(seat);
             if request.place != Place::Waiting
-                || !request.table.is_empty()
+                || !request.tables().all(BlockTable::is_empty)
                 || request.promised > 0
                 || request.computed > 0
             {
@@ -117,7 +119,7 @@ impl Scheduler {
         if self.flight.step.is_none() {
             return Ok(());
         }
-        let published = |&block: &crate::ids::BlockId| self.pool.index().state(block) == KeyState::Published;
+        let published = |&block: &BlockId| self.pool.index().state(block) == KeyState::Published;
         if let Some(block) = self.flight.pending.iter().copied().find(published) {
             return wrong("A5", format!("block {} is published before its step is confirmed", block.get()));
         }
@@ -132,7 +134,8 @@ impl Scheduler {
             if last >= request.table.len() {
                 return wrong("A5", format!("request {} writes past its table", request.id.0));
             }
-            for &block in &request.table.blocks()[size.full_blocks(entry.start)..=last] {
+            let written = request.tables().flat_map(|table| &table.blocks()[size.full_blocks(entry.start)..=last]);
+            for &block in written {
                 writers[block.index()] += 1;
                 let state = self.pool.index().state(block);
                 let shared = self.pool.holders(block) > 1 && state != KeyState::Pending;
@@ -165,11 +168,40 @@ impl Scheduler {
         if request.keys.len() > size.full_blocks(tokens) {
             return wrong("A7", format!("request {id} has {} keys for {tokens} tokens", request.keys.len()));
         }
-        for (at, &block) in request.table.blocks().iter().enumerate().take(request.published) {
+        for (group, table) in request.tables().enumerate() {
+            self.audit_table(request, group, table)?;
+        }
+        Ok(())
+    }
+
+    /// A7, of one table: as long as the others, null up to some entry that the next query does not see; what counts as published has
+    /// its key.
+    fn audit_table(&self, request: &Request, group: usize, table: &BlockTable) -> Result<()> {
+        let id = request.id.0;
+        if table.len() != request.table.len() {
+            return wrong(
+                "A7",
+                format!("request {id}: group {group} has {} blocks of {}", table.len(), request.table.len()),
+            );
+        }
+        let num_null = table.num_null();
+        let first = self.groups.specs()[group].first_block(request.computed, self.block_size);
+        if num_null > first || table.blocks()[num_null..].contains(&BlockId::NULL) {
+            return wrong(
+                "A7",
+                format!(
+                    "request {id}: group {group} keeps blocks from {num_null} on, its next query sees from {first} on"
+                ),
+            );
+        }
+        for (at, &block) in table.blocks().iter().enumerate().take(request.published).skip(num_null) {
             if self.config.enable_prefix_caching && self.pool.index().state(block) == KeyState::Unnamed {
                 return wrong(
                     "A7",
-                    format!("request {id}: block {} at {at} counts as published and has no key", block.get()),
+                    format!(
+                        "request {id}: block {} at {at} of group {group} counts as published and has no key",
+                        block.get()
+                    ),
                 );
             }
         }

@@ -40,6 +40,12 @@ impl BlockSize {
         self.full_blocks(rows + self.tokens() - 1)
     }
 
+    /// Blocks that `rows` rows in a row touch at most, wherever the first of them lies in its block.
+    #[must_use]
+    pub fn most_touched(self, rows: usize) -> usize {
+        if rows == 0 { 0 } else { self.blocks_for(rows - 1) + 1 }
+    }
+
     /// Place of row `row` in its block.
     #[must_use]
     pub fn offset(self, row: usize) -> usize {

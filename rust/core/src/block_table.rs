@@ -1,7 +1,8 @@
 //! Where one sequence's rows live: logical block number to physical block id.
 //!
 //! A table owns the blocks it names, one holder each. It can be moved but not copied, and gives its blocks back as one list, through
-//! [`BlockPool::release`](crate::block_pool::BlockPool::release). Only the pool adds blocks to it.
+//! [`BlockPool::release`](crate::block_pool::BlockPool::release). Only the pool adds blocks to it. In a group with a window the entries
+//! that no query can see any more are null; they stand before all others.
 
 use crate::block_size::BlockSize;
 use crate::ids::BlockId;
@@ -43,6 +44,24 @@ impl BlockTable {
         let number = size.full_blocks(position);
         let (block, offset) = (self.blocks[number], position - number * size.tokens());
         i64::from(block.get()) * size.tokens() as i64 + offset as i64
+    }
+
+    /// How many of its entries name no block: those before the first that does. None behind it is null.
+    #[must_use]
+    pub fn num_null(&self) -> usize {
+        self.blocks.partition_point(|&block| block == BlockId::NULL)
+    }
+
+    /// The entries before `end` name nothing any more; calls `left` with those that did, in order, and returns the first of them.
+    /// Looks at these and at the entry before them only, so that a step in which none leaves costs one read.
+    pub(crate) fn forget_before(&mut self, end: usize, mut left: impl FnMut(BlockId)) -> usize {
+        let mut first = end.min(self.blocks.len());
+        let end = first;
+        while first > 0 && self.blocks[first - 1] != BlockId::NULL {
+            first -= 1;
+        }
+        self.blocks[first..end].iter_mut().for_each(|block| left(std::mem::replace(block, BlockId::NULL)));
+        first
     }
 
     /// Makes room for `blocks` blocks in all, so that growing to there allocates nothing.

@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::flight::Entry;
-use crate::ids::{StepId, TokenId};
+use crate::ids::{BlockId, StepId, TokenId};
 use crate::mutant::{self, Mutant};
 use crate::prefix_index::KeyState;
 use crate::scheduler::Scheduler;
@@ -127,21 +127,24 @@ impl Scheduler {
             if entry.shared.is_empty() || self.is_stale(&entry) {
                 continue;
             }
-            let shared = &self.request(entry.seat).table.blocks()[entry.shared.clone()];
-            if shared.iter().any(|&block| self.pool.index().state(block) == KeyState::Unnamed) {
+            let lost = |&block: &BlockId| block != BlockId::NULL && self.pool.index().state(block) == KeyState::Unnamed;
+            let tables = self.request(entry.seat).tables();
+            let is_lost = tables.flat_map(|table| &table.blocks()[entry.shared.clone()]).any(lost);
+            if is_lost {
                 self.put_back(&entry);
             }
         }
     }
 
-    /// Cuts a sharer's table back to the hits that were published, and drops what the step in flight brings for it.
+    /// Cuts a sharer's tables back to the hits that were published, or to nothing if a window needs more than they name, and drops
+    /// what the step in flight brings for it.
     fn put_back(&mut self, entry: &Entry) {
         for pending in entry.pending.clone() {
             self.pool.withdraw(self.flight.pending[pending]);
         }
         let size = self.block_size;
+        let kept = self.length_in_sight(entry.seat, entry.shared.start);
         let request = self.seats[entry.seat].as_mut().expect("a seat in use");
-        let kept = entry.shared.start;
         let lost = request.computed - kept * size.tokens();
         request.computed = kept * size.tokens();
         request.published = kept;
@@ -151,7 +154,7 @@ impl Scheduler {
             request.cached = Some(kept * size.tokens());
             self.counters.prefix_hits -= lost as u64;
         }
-        let rest = request.table.split_off(kept);
+        let rest = request.cut(kept);
         let in_flight = self.flight.runs(request.planned_in);
         let when = self.when_free(in_flight, rest.blocks());
         self.pool.release(rest, when);
@@ -170,7 +173,7 @@ impl Scheduler {
         }
         for pending in entry.pending.clone() {
             let block = self.flight.pending[pending];
-            let number = size.full_blocks(entry.start) + (pending - entry.pending.start);
+            let number = size.full_blocks(entry.start) + (pending - entry.pending.start) / self.groups.len();
             if (number + 1) * size.tokens() <= end || mutant::is_on(Mutant::PublishPartial) {
                 self.pool.publish(block);
                 request.published = number + 1;

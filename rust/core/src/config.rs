@@ -3,6 +3,7 @@
 use crate::block_hash::Algorithm;
 use crate::block_size::BlockSize;
 use crate::error::{Error, Result};
+use crate::group::{self, GroupSpec};
 
 /// What a scheduler is made with.
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ pub struct Config {
     pub long_prefill_threshold: u32,
     /// A request preempted this often is taken only when there is no other victim.
     pub max_preemptions: u32,
+    /// The layers' groups, each with its own tables over the one pool.
+    pub groups: Vec<GroupSpec>,
     /// Whether full blocks are found again by their content.
     pub enable_prefix_caching: bool,
     /// What makes the keys.
@@ -55,13 +58,24 @@ impl Config {
         at_most("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 22)?;
         at_most("max_waiting", self.max_waiting, 1, 1 << 24)?;
         at_most("long_prefill_threshold", self.long_prefill_threshold, 0, 1 << 27)?;
-        at_most("event_buffer_size", self.event_buffer_size, 0, 1 << 24)
+        at_most("event_buffer_size", self.event_buffer_size, 0, 1 << 24)?;
+        group::check(&self.groups)
     }
 
     /// Requests that run at once: no more than the tokens of a step, so that each running one gets a token in every step.
     #[must_use]
     pub fn rows(&self) -> u32 {
         self.max_num_seqs.min(self.max_num_batched_tokens)
+    }
+
+    /// Rows of one sequence that a step computes at most.
+    #[must_use]
+    pub fn max_chunk(&self) -> usize {
+        let budget = self.max_num_batched_tokens.min(self.max_model_len);
+        match self.long_prefill_threshold {
+            0 => budget as usize,
+            threshold => budget.min(threshold) as usize,
+        }
     }
 
     /// Columns of the block tables.

@@ -2,6 +2,11 @@
 //!
 //! Between the border and the arrays of a plan a number that means something has one of these types.
 
+use std::sync::LazyLock;
+
+use crate::group::MAX_GROUPS;
+use crate::mutant::{self, Mutant};
+
 /// Index of one physical KV block; always below the pool's `num_blocks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
@@ -36,6 +41,16 @@ impl Key {
     /// The key before the first block of a chain.
     pub const ROOT: Key = Key([0; 32]);
 
+    /// The name of the same tokens' content in group `group`, so that one hash serves all groups. Group 0 has the key itself.
+    #[must_use]
+    pub fn in_group(&self, group: usize) -> Key {
+        if group == 0 || mutant::is_on(Mutant::OneKeyForAllGroups) {
+            return *self;
+        }
+        let mask = &GROUP_MASKS[group];
+        Key(std::array::from_fn(|i| self.0[i] ^ mask[i]))
+    }
+
     /// 64 bits of the key. It is uniform already, so a hash table needs no further hash.
     #[must_use]
     pub fn short(&self) -> u64 {
@@ -44,6 +59,11 @@ impl Key {
         u64::from_le_bytes(low)
     }
 }
+
+/// What sets the keys of each group apart: 256 bits that no chain of hashes meets.
+static GROUP_MASKS: LazyLock<[[u8; 32]; MAX_GROUPS]> = LazyLock::new(|| {
+    std::array::from_fn(|group| blake3::derive_key("blocktable 2026-11 group of a key v1", &[group as u8]))
+});
 
 impl std::fmt::Debug for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -114,6 +114,26 @@ mutants! {
     CountOneTooMany = "count_one_too_many",
     /// The key of a block does not depend on the blocks before it.
     KeyWithoutParent = "key_without_parent",
+    /// A block leaves a window while the next query still sees it.
+    FreeInSight = "free_in_sight",
+    /// A block that no query sees any more stays with its request.
+    WindowNeverFreed = "window_never_freed",
+    /// An entry goes on naming the block that left the window.
+    EntryKeepsName = "entry_keeps_name",
+    /// The plan does not say which entries became null.
+    NullNotTold = "null_not_told",
+    /// What leaves a window is promised again although others hold it.
+    PromiseUnfreed = "promise_unfreed",
+    /// A hit does without the first block that the next query sees through a window.
+    ShortWindowHit = "short_window_hit",
+    /// A hit is as long as the first group accepts.
+    FirstGroupDecides = "first_group_decides",
+    /// All groups name their content alike.
+    OneKeyForAllGroups = "one_key_for_all_groups",
+    /// Rows of every group go to the blocks of the first.
+    SlotsOfFirstGroup = "slots_of_first_group",
+    /// The need of a request counts its first group only.
+    NeedOfOneGroup = "need_of_one_group",
     /// A request that waits for a prefix in flight is admitted cold.
     NoPrefixWait = "no_prefix_wait",
     /// No event tells that a key lost its last block.

@@ -12,7 +12,7 @@ use crate::config::Config;
 /// Places of the arrays in the staging buffer. 64-bit arrays are counted in words, 32-bit arrays in half words.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// [G, T] int64.
+    /// [G, T] int64; the part of each group has room for the largest T.
     pub slot_mapping: Range<usize>,
     /// [K] int64.
     pub sample_requests: Range<usize>,
@@ -53,12 +53,16 @@ impl Layout {
         let rows = config.rows() as usize;
         let tokens = config.max_num_batched_tokens as usize;
         let max_blocks = config.max_blocks() as usize;
+        let groups = config.groups.len();
+        let windows = config.groups.iter().filter(|spec| spec.window.is_some()).count();
+        // The last request of all may lose sight of blocks, end for want of memory, and leave its row to another one in one plan.
+        let twice = if windows > 0 { groups } else { 0 };
         let mut at = 0;
         let mut place = |len: usize| {
             at += len;
             at - len..at
         };
-        let slot_mapping = place(tokens);
+        let slot_mapping = place(groups * tokens);
         let sample_requests = place(rows);
         let preempted = place(2 * rows);
         let admitted = place(3 * rows);
@@ -82,10 +86,10 @@ impl Layout {
             token_ids: place(tokens),
             positions: place(tokens),
             token_sources: place(tokens),
-            dirty: place(4 * rows),
-            dirty_ids: place(rows * max_blocks),
+            dirty: place(4 * (rows * (groups + windows) + twice)),
+            dirty_ids: place((rows * groups + twice) * max_blocks),
             words: at.div_ceil(2),
-            table_entries: rows * max_blocks,
+            table_entries: groups * rows * max_blocks,
         }
     }
 }
@@ -129,7 +133,10 @@ pub struct Draft {
     pub(crate) seq_lens: Vec<i32>,
     pub(crate) token_ids: Vec<i32>,
     pub(crate) positions: Vec<i32>,
+    /// Slots in the first group.
     pub(crate) slots: Vec<i64>,
+    /// Slots in the groups behind it.
+    pub(crate) other_slots: Box<[Vec<i64>]>,
     pub(crate) sample_rows: Vec<i32>,
     pub(crate) sample_requests: Vec<i64>,
     pub(crate) dirty: Vec<[i32; 4]>,
@@ -152,6 +159,7 @@ impl Draft {
             token_ids: Vec::with_capacity(tokens),
             positions: Vec::with_capacity(tokens),
             slots: Vec::with_capacity(tokens),
+            other_slots: (1..config.groups.len()).map(|_| Vec::with_capacity(tokens)).collect(),
             sample_rows: Vec::with_capacity(rows),
             sample_requests: Vec::with_capacity(rows),
             dirty: Vec::with_capacity(rows),
@@ -171,6 +179,7 @@ impl Draft {
         self.token_ids.clear();
         self.positions.clear();
         self.slots.clear();
+        self.other_slots.iter_mut().for_each(Vec::clear);
         self.sample_rows.clear();
         self.sample_requests.clear();
         self.dirty.clear();
@@ -186,6 +195,11 @@ impl Draft {
             to[place.start..place.start + from.len()].copy_from_slice(from);
         }
         put(staging, &layout.slot_mapping, &self.slots);
+        let room = layout.slot_mapping.len() / (self.other_slots.len() + 1);
+        for (group, slots) in (1..).zip(&self.other_slots) {
+            let start = layout.slot_mapping.start + group * room;
+            put(staging, &(start..start + room), slots);
+        }
         put(staging, &layout.sample_requests, &self.sample_requests);
         put(staging, &layout.preempted, self.preempted.as_flattened());
         put(staging, &layout.admitted, self.admitted.as_flattened());
@@ -214,18 +228,33 @@ impl Draft {
         }
     }
 
-    /// Writes the changes of this plan to a block table memory whose rows have `max_blocks` entries.
-    pub(crate) fn apply_to_tables(&self, max_blocks: usize, tables: &mut [i32]) {
-        apply(&self.dirty, &self.dirty_ids, max_blocks, tables);
+    /// Writes the changes of this plan to the block tables of a memory.
+    pub(crate) fn apply_to_tables(&self, shape: TableShape, tables: &mut [i32]) {
+        shape.apply(&self.dirty, &self.dirty_ids, tables);
     }
 }
 
-/// Writes table changes, as in a plan's `dirty` and `dirty_ids`, to a block table memory.
-pub(crate) fn apply(dirty: &[[i32; 4]], ids: &[i32], max_blocks: usize, tables: &mut [i32]) {
-    let mut from = 0;
-    for &[_group, row, first, count] in dirty {
-        let (to, count) = (row as usize * max_blocks + first as usize, count as usize);
-        tables[to..to + count].copy_from_slice(&ids[from..from + count]);
-        from += count;
+/// The shape of the block tables: [G, rows, max_blocks].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TableShape {
+    pub rows: usize,
+    pub max_blocks: usize,
+}
+
+impl TableShape {
+    /// The shape for `config`.
+    pub fn new(config: &Config) -> Self {
+        TableShape { rows: config.rows() as usize, max_blocks: config.max_blocks() as usize }
+    }
+
+    /// Writes table changes, as in a plan's `dirty` and `dirty_ids`, to a block table memory.
+    pub fn apply(self, dirty: &[[i32; 4]], ids: &[i32], tables: &mut [i32]) {
+        let mut from = 0;
+        for &[group, row, first, count] in dirty {
+            let line = group as usize * self.rows + row as usize;
+            let (to, count) = (line * self.max_blocks + first as usize, count as usize);
+            tables[to..to + count].copy_from_slice(&ids[from..from + count]);
+            from += count;
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::events::Content;
 use crate::flight::Entry;
 use crate::ids::StepId;
 use crate::mutant::{self, Mutant};
-use crate::plan::{PlanMemory, Sizes, apply};
+use crate::plan::{PlanMemory, Sizes, TableShape};
 use crate::preemption::Growth;
 use crate::request::{End, Place};
 use crate::scheduler::Scheduler;
@@ -22,14 +22,17 @@ impl Scheduler {
         if let Some(step) = self.flight.step {
             return Err(Error::StepInFlight { step });
         }
-        let max_blocks = self.config.max_blocks() as usize;
+        let shape = TableShape::new(&self.config);
         // This memory has not seen what the last plan changed.
-        apply(&self.draft.dirty, &self.draft.dirty_ids, max_blocks, memory.tables);
+        self.draft.apply_to_tables(shape, memory.tables);
         self.draft.clear();
         self.flight.clear();
         self.frontier.clear();
         let mut budget = self.config.max_num_batched_tokens as usize;
         let ended_before = self.ended.len();
+        if self.groups.has_window() {
+            self.leave_out_of_sight();
+        }
         self.plan_running(&mut budget);
         if self.draft.preempted.is_empty() || mutant::is_on(Mutant::AdmitAfterPreempt) {
             self.plan_waiting(&mut budget, now_us);
@@ -42,7 +45,7 @@ impl Scheduler {
         let told = self.ended.len().min(room);
         self.draft.ended.extend(self.ended.drain(..told));
         self.ended_with_row = 0;
-        self.draft.apply_to_tables(max_blocks, memory.tables);
+        self.draft.apply_to_tables(shape, memory.tables);
         Ok(self.draft.write(self.steps, &self.layout, memory.staging))
     }
 
@@ -65,6 +68,10 @@ impl Scheduler {
         }
         draft.positions.extend(start as i32..end as i32);
         draft.slots.extend((start..end).map(|position| request.table.slot(position, size)));
+        for (slots, table) in draft.other_slots.iter_mut().zip(&request.others) {
+            let table = if mutant::is_on(Mutant::SlotsOfFirstGroup) { &request.table } else { table };
+            slots.extend((start..end).map(|position| table.slot(position, size)));
+        }
         if mutant::is_on(Mutant::ShortSlot) {
             let first = draft.slots.len() - chunk;
             for i in first + 1..draft.slots.len() {
@@ -79,7 +86,8 @@ impl Scheduler {
             draft.sample_requests.push(request.id.0 as i64);
         }
         request.planned_in = self.steps + 1;
-        self.counters.wasted_rows_sum += (request.table.len() * size.tokens() - end) as u64;
+        self.counters.wasted_rows_sum +=
+            ((1 + request.others.len()) * (request.table.len() * size.tokens() - end)) as u64;
         let entry = Entry { seat, epoch: request.epoch, start, chunk, samples, pending: 0..0, shared };
         self.flight.entries.push(entry);
         if self.config.enable_prefix_caching {
@@ -104,17 +112,19 @@ impl Scheduler {
         }
         let first = self.flight.pending.len();
         for at in begun..full {
-            let block = request.table.blocks()[at];
-            self.pool.make_pending(block, request.keys[at]);
-            if self.config.event_buffer_size > 0
-                && let Some(tokens) = request.tokens.get(size.tokens() * at..size.tokens() * (at + 1))
-            {
-                let parent = at.checked_sub(1).map(|before| request.keys[before]);
-                self.pool.describe(block, request.keys[at], Content { parent, tokens, group: 0 });
-            }
-            self.flight.pending.push(block);
-            if mutant::is_on(Mutant::PublishAtPlan) {
-                self.pool.publish(block);
+            for (group, table) in request.tables().enumerate() {
+                let (block, key) = (table.blocks()[at], request.keys[at].in_group(group));
+                self.pool.make_pending(block, key);
+                if self.config.event_buffer_size > 0
+                    && let Some(tokens) = request.tokens.get(size.tokens() * at..size.tokens() * (at + 1))
+                {
+                    let parent = at.checked_sub(1).map(|before| request.keys[before].in_group(group));
+                    self.pool.describe(block, key, Content { parent, tokens, group: group as u8 });
+                }
+                self.flight.pending.push(block);
+                if mutant::is_on(Mutant::PublishAtPlan) {
+                    self.pool.publish(block);
+                }
             }
         }
         let entry = self.flight.entries.last_mut().expect("the entry of this request");
@@ -181,7 +191,8 @@ impl Scheduler {
     /// Counts the empty rows of a running request that this step passes over.
     fn count_idle_rows(&mut self, seat: usize) {
         let request = self.seats[seat].as_ref().expect("a seat in use");
-        self.counters.wasted_rows_sum += (request.table.len() * self.block_size.tokens() - request.computed) as u64;
+        let empty = request.table.len() * self.block_size.tokens() - request.computed;
+        self.counters.wasted_rows_sum += ((1 + request.others.len()) * empty) as u64;
     }
 
     /// A8: with live requests a plan runs something, frees something or ends something.

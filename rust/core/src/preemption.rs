@@ -3,6 +3,8 @@
 //! A victim ranks strictly below the taker, so equals never swap places and the request of highest rank always advances
 //! (design 10). A sequence that finds no victim is skipped and keeps its blocks. Victims are computed anew when their turn comes.
 
+use std::ops::Range;
+
 use crate::ids::Key;
 use crate::mutant::{self, Mutant};
 use crate::request::Place;
@@ -21,7 +23,9 @@ impl Scheduler {
     pub(crate) fn grow(&mut self, at: usize, rows: usize) -> Growth {
         let seat = self.running[at];
         let held = if mutant::is_on(Mutant::GrowFromZero) { 0 } else { self.request(seat).table.len() };
-        let needed = self.block_size.blocks_for(rows).saturating_sub(held) as u32;
+        // In each group.
+        let missing = self.block_size.blocks_for(rows).saturating_sub(held);
+        let needed = (missing * self.groups.len()) as u32;
         if needed == 0 {
             return Growth::Fits;
         }
@@ -31,7 +35,7 @@ impl Scheduler {
             let beyond = needed - own;
             if beyond <= unpromised {
                 let first = self.request(seat).table.len();
-                self.take_blocks(seat, needed, own);
+                self.take_blocks(seat, missing as u32, own);
                 self.note_change(seat, first);
                 return Growth::Fits;
             }
@@ -71,21 +75,31 @@ impl Scheduler {
         self.draft.preempted.push([id.0 as i64, 0]);
     }
 
-    /// Moves `count` blocks, `own` of them promised before, into the table.
+    /// Moves `count` blocks a group, `own` of them all promised before, into the tables.
     pub(crate) fn take_blocks(&mut self, seat: usize, count: u32, own: u32) {
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        self.pool.take(&mut request.table, count).expect("promised or unpromised blocks are free");
+        for group in 0..self.groups.len() {
+            self.pool.take(request.table_of_mut(group), count).expect("promised or unpromised blocks are free");
+        }
         request.promised -= own;
         self.promised -= own;
     }
 
-    /// Notes for the plan that the table of a running request changed from entry `first` on.
+    /// Notes for the plan that the tables of a running request changed from entry `first` on.
     pub(crate) fn note_change(&mut self, seat: usize, first: usize) {
+        for group in 0..self.groups.len() {
+            let first = first + usize::from(mutant::is_on(Mutant::DirtyMissing));
+            self.note_entries(seat, group, first..usize::MAX);
+        }
+    }
+
+    /// Notes for the plan that these entries of a table of a running request changed.
+    pub(crate) fn note_entries(&mut self, seat: usize, group: usize, entries: Range<usize>) {
         let request = self.seats[seat].as_ref().expect("a seat in use");
         let Place::Running(row) = request.place else { unreachable!("only running requests have a row") };
-        let first = first + usize::from(mutant::is_on(Mutant::DirtyMissing));
-        let changed = request.table.blocks().get(first..).unwrap_or(&[]);
-        self.draft.dirty.push([0, row.index() as i32, first as i32, changed.len() as i32]);
+        let blocks = request.table_of(group).blocks();
+        let changed = blocks.get(entries.start..entries.end.min(blocks.len())).unwrap_or(&[]);
+        self.draft.dirty.push([group as i32, row.index() as i32, entries.start as i32, changed.len() as i32]);
         self.draft.dirty_ids.extend(changed.iter().map(|block| block.get() as i32));
     }
 
@@ -114,7 +128,8 @@ impl Scheduler {
         let mut missing = wanted as usize;
         for &below in &self.running[rank + 1..] {
             let request = self.request(below);
-            let alone = request.table.blocks().iter().filter(|&&block| self.pool.holders(block) == 1);
+            let blocks = request.tables().flat_map(|table| table.blocks());
+            let alone = blocks.filter(|&&block| self.pool.holders(block) == 1);
             missing = missing.saturating_sub(request.promised as usize + alone.count());
             if missing == 0 {
                 return true;

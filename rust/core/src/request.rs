@@ -5,7 +5,7 @@
 
 use crate::block_hash::Prompt;
 use crate::block_table::BlockTable;
-use crate::ids::{Key, RequestId, Row, TokenId};
+use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
 use crate::mutant::{self, Mutant};
 
 /// How a request ended.
@@ -64,6 +64,7 @@ pub struct Request {
     pub(crate) place: Place,
     /// Rows that committed steps have written, or that a hit brought.
     pub(crate) computed: usize,
+    /// The table of the first group.
     pub(crate) table: BlockTable,
     /// Prompt, then confirmed outputs.
     pub(crate) tokens: Vec<TokenId>,
@@ -71,7 +72,9 @@ pub struct Request {
     pub(crate) limits: Limits,
     /// Keys of the first full blocks of `tokens`. Those of the prompt are there from submit on.
     pub(crate) keys: Vec<Key>,
-    /// Blocks at the head of the table whose content this request found or published.
+    /// The tables of the groups behind the first, as long as `table`.
+    pub(crate) others: Box<[BlockTable]>,
+    /// Blocks at the head of the tables whose content this request found or published.
     pub(crate) published: usize,
     /// Blocks promised at admission and not yet taken.
     pub(crate) promised: u32,
@@ -96,6 +99,7 @@ impl Request {
             place: Place::Waiting,
             computed: 0,
             table: BlockTable::new(),
+            others: Box::default(),
             keys,
             published: 0,
             promised: 0,
@@ -105,6 +109,37 @@ impl Request {
             cached: None,
             first_hit: None,
         }
+    }
+
+    /// The tables of all groups.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &BlockTable> {
+        std::iter::once(&self.table).chain(&self.others)
+    }
+
+    /// The table of group `group`.
+    pub(crate) fn table_of(&self, group: usize) -> &BlockTable {
+        if group == 0 { &self.table } else { &self.others[group - 1] }
+    }
+
+    /// The same, to change it.
+    pub(crate) fn table_of_mut(&mut self, group: usize) -> &mut BlockTable {
+        if group == 0 { &mut self.table } else { &mut self.others[group - 1] }
+    }
+
+    /// Cuts the tables after `len` entries: what follows, as one list in the order of the tokens, of each block number group by
+    /// group. Its release gives the last rows of all groups first, so that what is evicted of a chain is its end, in all groups.
+    pub(crate) fn cut(&mut self, len: usize) -> BlockTable {
+        if self.others.is_empty() {
+            return self.table.split_off(len);
+        }
+        let mut list = BlockTable::new();
+        for number in len..self.table.len() {
+            list.blocks
+                .extend(self.tables().map(|table| table.blocks()[number]).filter(|&block| block != BlockId::NULL));
+        }
+        self.table.blocks.truncate(len);
+        self.others.iter_mut().for_each(|table| table.blocks.truncate(len));
+        list
     }
 
     /// Tokens whose rows are not computed.

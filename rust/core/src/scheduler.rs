@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 use crate::event_bytes::Encoder;
 use crate::events::EventLog;
 use crate::flight::Flight;
+use crate::group::Groups;
+use crate::hit::Hit;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
 use crate::mutant::{self, Mutant};
 use crate::plan::{Draft, Layout};
@@ -30,6 +32,7 @@ pub struct Scheduler {
     pub(crate) config: Config,
     pub(crate) block_size: BlockSize,
     pub(crate) layout: Layout,
+    pub(crate) groups: Groups,
     pub(crate) pool: BlockPool,
     pub(crate) hasher: BlockHasher,
     /// Live requests by seat. A seat is reused after its request has ended.
@@ -51,8 +54,10 @@ pub struct Scheduler {
     pub(crate) flight: Flight,
     /// Keys of the blocks that the requests of the plan under way will complete next.
     pub(crate) frontier: HashTable<Key>,
-    /// Hits of the admission under way. Kept for its memory.
-    pub(crate) hits: Vec<BlockId>,
+    /// The hit of the admission under way. Kept for its memory.
+    pub(crate) hit: Hit,
+    /// Blocks that leave the sight of a request. Kept for its memory.
+    pub(crate) leaving: Vec<BlockId>,
     /// Ended since the last plan; those that had a row come first.
     pub(crate) ended: VecDeque<[i64; 2]>,
     pub(crate) ended_with_row: usize,
@@ -78,6 +83,7 @@ impl Scheduler {
         Ok(Scheduler {
             block_size: BlockSize::new(config.block_size),
             layout: Layout::new(&config),
+            groups: Groups::new(&config),
             pool,
             hasher: BlockHasher::new(config.hash_algorithm, config.block_size, &config.hash_seed),
             seats: Vec::new(),
@@ -92,7 +98,8 @@ impl Scheduler {
             draft: Draft::new(&config),
             flight: Flight::new(config.num_blocks, rows as usize),
             frontier: HashTable::new(),
-            hits: Vec::new(),
+            hit: Hit::new(config.groups.len()),
+            leaving: Vec::new(),
             ended: VecDeque::new(),
             ended_with_row: 0,
             remembered: VecDeque::with_capacity(REMEMBERED),
@@ -253,10 +260,10 @@ impl Scheduler {
         let Place::Running(row) = request.place else { unreachable!("only running requests are stopped") };
         self.promised -= std::mem::take(&mut request.promised);
         self.free_rows.push(row);
-        let table = std::mem::take(&mut request.table);
+        let all = request.cut(0);
         let in_flight = self.flight.runs(request.planned_in);
-        let when = self.when_free(in_flight, table.blocks());
-        self.pool.release(table, when);
+        let when = self.when_free(in_flight, all.blocks());
+        self.pool.release(all, when);
     }
 
     /// When blocks of a table are free once nobody holds them: those that the step in flight names, when it has ended.
@@ -348,7 +355,7 @@ impl Scheduler {
     fn check_fits(&self, prompt_len: usize, limits: &Limits) -> Result<()> {
         let must_make = limits.min_tokens.max(1) as usize;
         let rows = (prompt_len + must_make - 1).min(self.config.max_model_len as usize - 1);
-        let needed = self.block_size.blocks_for(rows) as u64;
+        let needed = self.groups.need(0, 0, rows) as u64;
         let usable = u64::from(self.pool.usable()) + u64::from(mutant::is_on(Mutant::NullUsable));
         if needed > usable && !mutant::is_on(Mutant::NoNeverFits) {
             return Err(Error::NeverFits { needed, usable });

@@ -11,6 +11,7 @@ mod mirror;
 use blocktable_core::block_hash::Algorithm;
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
+use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::{RequestId, StepId};
 use blocktable_core::plan::PlanMemory;
 use blocktable_core::request::{End, Limits};
@@ -269,6 +270,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         max_waiting: 16,
         long_prefill_threshold: 0,
         max_preemptions: 16,
+        groups: vec![GroupSpec::FULL],
         enable_prefix_caching: true,
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),

@@ -49,6 +49,7 @@ impl ArraySet {
             let part = base.get_item(PySlice::new(py, place.start as isize, place.end as isize, 1))?;
             Ok(part.call_method1("reshape", (PyTuple::new(py, shape)?,))?.unbind())
         };
+        let groups = config.groups.len() as isize;
         let views = Views {
             seq_slots: part(&narrow, &layout.seq_slots, &[-1])?,
             query_starts: part(&narrow, &layout.query_starts, &[-1])?,
@@ -56,11 +57,11 @@ impl ArraySet {
             token_ids: part(&narrow, &layout.token_ids, &[-1])?,
             positions: part(&narrow, &layout.positions, &[-1])?,
             token_sources: part(&narrow, &layout.token_sources, &[-1])?,
-            slot_mapping: part(&wide, &layout.slot_mapping, &[1, -1])?,
+            slot_mapping: part(&wide, &layout.slot_mapping, &[groups, -1])?,
             block_tables: part(
                 &entries,
                 &(0..layout.table_entries),
-                &[1, config.rows() as isize, config.max_blocks() as isize],
+                &[groups, config.rows() as isize, config.max_blocks() as isize],
             )?,
             dirty: part(&narrow, &layout.dirty, &[-1, 4])?,
             dirty_ids: part(&narrow, &layout.dirty_ids, &[-1])?,

@@ -9,13 +9,13 @@ use blocktable_core::plan::PlanMemory;
 use blocktable_core::prefix_index::KeyState;
 use blocktable_core::request::Limits;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::buffer::lend;
 use crate::door::{Door, released};
 use crate::hasher::algorithm;
 use crate::plan::{ArraySet, Commit, Plan, array};
-use crate::tokens::{copy_ints, count, number, token_ids};
+use crate::tokens::{copy_ints, count, groups, number, token_ids};
 
 /// Prompts from here on are hashed with the interpreter released: about 10 us of work.
 const LONG_PROMPT: usize = 1024;
@@ -44,10 +44,10 @@ impl Scheduler {
     #[new]
     #[pyo3(
         signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
-            max_waiting=None, long_prefill_threshold=None, max_preemptions=None, enable_prefix_caching=true,
+            max_waiting=None, long_prefill_threshold=None, max_preemptions=None, groups=None, enable_prefix_caching=true,
             hash_algorithm="sha256", hash_seed=None, event_buffer_size=None),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
-            max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', event_buffer_size=0)"
+            max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', event_buffer_size=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
     fn new(
@@ -61,6 +61,7 @@ impl Scheduler {
         max_waiting: Option<&Bound<'_, PyAny>>,
         long_prefill_threshold: Option<&Bound<'_, PyAny>>,
         max_preemptions: Option<&Bound<'_, PyAny>>,
+        groups: Option<&Bound<'_, PyAny>>,
         enable_prefix_caching: bool,
         hash_algorithm: &str,
         hash_seed: Option<&[u8]>,
@@ -78,6 +79,7 @@ impl Scheduler {
             max_waiting: or("max_waiting", max_waiting, 4096)?,
             long_prefill_threshold: or("long_prefill_threshold", long_prefill_threshold, 0)?,
             max_preemptions: or("max_preemptions", max_preemptions, 16)?,
+            groups: groups.map_or(Ok(vec![core::GroupSpec::FULL]), self::groups)?,
             enable_prefix_caching,
             hash_algorithm: algorithm(py, "hash_algorithm", hash_algorithm)?,
             hash_seed: hash_seed.unwrap_or_default().to_vec(),
@@ -274,6 +276,8 @@ impl Scheduler {
         ] {
             dict.set_item(name, value)?;
         }
+        let windows = config.groups.iter().map(|group| group.window);
+        dict.set_item("groups", PyTuple::new(py, windows)?)?;
         dict.set_item("enable_prefix_caching", config.enable_prefix_caching)?;
         dict.set_item("hash_algorithm", config.hash_algorithm.name())?;
         dict.set_item("hash_seed", config.hash_seed.as_slice())?;

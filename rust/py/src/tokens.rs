@@ -1,5 +1,6 @@
 //! Python's lists, arrays and numbers to the core's plain ones. Only conversion: bounds of meaning are the core's.
 
+use blocktable_core::GroupSpec;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyList};
 
@@ -45,6 +46,18 @@ pub fn count(field: &str, object: &Bound<'_, PyAny>) -> PyResult<u32> {
         return Err(invalid(object.py(), field, object, "must be an int of 0..=4294967295"));
     };
     u32::try_from(number).map_err(|_| invalid(object.py(), field, number, "must be 0..=4294967295"))
+}
+
+/// Groups of layers from a sequence of windows: `None` for a group whose queries see everything.
+pub fn groups(object: &Bound<'_, PyAny>) -> PyResult<Vec<GroupSpec>> {
+    let bound = "must be a sequence of windows in tokens, None for a group without one";
+    let items = object.try_iter().map_err(|_| invalid(object.py(), "groups", object, bound))?;
+    let group = |item: PyResult<Bound<'_, PyAny>>| {
+        let item = item?;
+        let window = if item.is_none() { None } else { Some(count("groups", &item)?) };
+        Ok(GroupSpec { window })
+    };
+    items.map(group).collect()
 }
 
 /// A number from outside that fits 64 bits without a sign: a clock, a step, a request.

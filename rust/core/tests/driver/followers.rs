@@ -23,8 +23,11 @@ impl Followers {
     pub fn follow(&mut self, scheduler: &Scheduler) -> Checked {
         let Some(log) = scheduler.pool().index().events() else { return Ok(()) };
         let hasher = std::cell::RefCell::new(scheduler.hasher().clone());
-        let name = |parent: Option<Key>, tokens: &[TokenId]| {
-            hasher.borrow_mut().key(parent.as_ref(), tokens).expect("the tokens of a whole block")
+        let name = move |parent: Option<Key>, tokens: &[TokenId], group: u8| {
+            // What sets a group apart comes off a key the way it came on.
+            let in_group = |key: Key| key.in_group(usize::from(group));
+            let parent = parent.map(in_group);
+            in_group(hasher.borrow_mut().key(parent.as_ref(), tokens).expect("the tokens of a whole block"))
         };
         let came = scheduler.read_events(self.first.next, &mut self.bytes);
         let came = came.or_else(|error| broken("numbers", error.to_string()))?;

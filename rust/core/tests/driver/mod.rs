@@ -18,12 +18,14 @@ use std::collections::BTreeMap;
 use blocktable_core::Scheduler;
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
+use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::{BlockId, Key, RequestId};
 use blocktable_core::prefix_index::KeyState;
 use blocktable_core::request::{End, Limits};
 use blocktable_core::stats::Counters;
 
-use crate::broken::{Checked, audited, ensure};
+use crate::broken::{Broken, Checked, audited, ensure};
+use oracle::first_seen;
 
 pub use client::Client;
 pub use followers::Followers;
@@ -56,6 +58,8 @@ pub struct Driver {
     /// Every plan so far.
     pub plans: Vec<Plan>,
     kv: KvMemory,
+    /// What the last forward pass could not see.
+    blind: Option<Broken>,
     /// Staging buffer and block tables, twice.
     memories: [(Vec<i64>, Vec<i32>); 2],
     /// Block tables of a device that is told of changes only.
@@ -81,6 +85,7 @@ impl Driver {
             step: None,
             plans: Vec::new(),
             kv,
+            blind: None,
             memories: [memory(), memory()],
             device_tables: vec![0; entries],
             seen: Seen::default(),
@@ -195,7 +200,7 @@ impl Driver {
 
     fn new_client(&self, id: u64, prompt: Vec<u32>, limits: Limits) -> Client {
         let config = self.config();
-        let answer = ColdAnswer::of(&prompt, &limits, config.vocab_size, config.max_model_len);
+        let answer = ColdAnswer::of(&prompt, &limits, config.vocab_size, config.max_model_len, &config.groups);
         Client {
             id,
             prompt_len: prompt.len(),
@@ -281,13 +286,38 @@ impl Driver {
         if limits.min_tokens > limits.max_tokens {
             reasons.push("min_tokens");
         }
-        if rows.div_ceil(config.block_size as usize) > config.num_blocks as usize - 1 {
+        if self.need(rows) > config.num_blocks as usize - 1 {
             reasons.push("never fits");
         }
         if waiting >= config.max_waiting as usize {
             reasons.push("queue full");
         }
         reasons
+    }
+
+    /// Blocks that a request of `rows` rows holds at once at most, by trying every place where a step may start.
+    fn need(&self, rows: usize) -> usize {
+        let (size, chunk) = (self.block_size(), self.config().max_chunk());
+        let in_group = |&group: &GroupSpec| {
+            let all = rows.div_ceil(size);
+            let Some(window) = group.window else { return all };
+            let far = window as usize + size;
+            let held = |first: usize| (first + chunk).div_ceil(size) - first_seen(group, first) / size;
+            all.min((far..far + size).map(held).max().expect("a block has rows"))
+        };
+        self.config().groups.iter().map(in_group).sum()
+    }
+
+    /// The lines of the block tables that belong to a row, one for each group: where each begins.
+    fn lines(&self, row: i32) -> Vec<usize> {
+        let (rows, columns) = (self.config().rows() as usize, self.config().max_blocks() as usize);
+        (0..self.config().groups.len()).map(|group| (group * rows + row as usize) * columns).collect()
+    }
+
+    /// The first entry that the query at `position` sees in each group.
+    fn first_entries(&self, position: usize) -> Vec<usize> {
+        let size = self.block_size();
+        self.config().groups.iter().map(|&group| first_seen(group, position) / size).collect()
     }
 
     /// What a refused call must leave as it was.

@@ -12,10 +12,13 @@ pub struct Plan {
     pub token_ids: Vec<i32>,
     pub positions: Vec<i32>,
     pub token_sources: Vec<i32>,
+    /// Of the first group.
     pub slot_mapping: Vec<i64>,
+    /// Of every group.
+    pub group_slots: Vec<Vec<i64>>,
     pub sample_rows: Vec<i32>,
     pub sample_requests: Vec<i64>,
-    /// Row, first column, ids.
+    /// Group * rows + row, first column, ids.
     pub dirty: Vec<(i32, i32, Vec<i32>)>,
     /// Request id, end code.
     pub ended: Vec<(u64, i64)>,
@@ -34,6 +37,9 @@ impl Plan {
         let pairs = words(&layout.ended, 2 * sizes.ended);
         let preempted = words(&layout.preempted, 2 * sizes.preempted);
         let admitted = words(&layout.admitted, 3 * sizes.admitted);
+        let (rows, room) = (layout.seq_slots.len() as i32, layout.token_ids.len());
+        let slots_of = |slots: &[i64]| slots[..sizes.tokens].to_vec();
+        let group_slots: Vec<Vec<i64>> = staging[layout.slot_mapping.clone()].chunks(room).map(slots_of).collect();
         let mut ids = halves(&layout.dirty_ids, sizes.dirty_ids).into_iter();
         let dirty = halves(&layout.dirty, 4 * sizes.dirty);
         Plan {
@@ -44,10 +50,14 @@ impl Plan {
             token_ids: halves(&layout.token_ids, sizes.tokens),
             positions: halves(&layout.positions, sizes.tokens),
             token_sources: halves(&layout.token_sources, sizes.tokens),
-            slot_mapping: words(&layout.slot_mapping, sizes.tokens),
+            slot_mapping: group_slots[0].clone(),
+            group_slots,
             sample_rows: halves(&layout.sample_rows, sizes.samples),
             sample_requests: words(&layout.sample_requests, sizes.samples),
-            dirty: dirty.chunks(4).map(|d| (d[1], d[2], ids.by_ref().take(d[3] as usize).collect())).collect(),
+            dirty: dirty
+                .chunks(4)
+                .map(|d| (d[0] * rows + d[1], d[2], ids.by_ref().take(d[3] as usize).collect()))
+                .collect(),
             ended: pairs.chunks(2).map(|pair| (pair[0] as u64, pair[1])).collect(),
             preempted: preempted.chunks(2).map(|pair| pair[0] as u64).collect(),
             admitted: admitted.chunks(3).map(|three| (three[0] as u64, three[2] as i32)).collect(),

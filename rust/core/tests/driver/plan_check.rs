@@ -12,15 +12,15 @@ use crate::broken::{Checked, broken, ensure};
 pub struct Before {
     /// Requests that run.
     running: BTreeSet<u64>,
-    /// For each that waits, the blocks that serve the head of its chain.
-    published: BTreeMap<u64, Vec<BlockId>>,
+    /// For each that waits, the published blocks that serve its chain: group by group, as many as a hit may cover.
+    published: BTreeMap<u64, Vec<Vec<Option<BlockId>>>>,
 }
 
 impl Before {
     pub fn look(driver: &mut Driver) -> Self {
         let running = driver.live().filter(|client| client.is_running()).map(|client| client.id).collect();
         let waiting: Vec<u64> = driver.live().filter(|client| client.is_waiting()).map(|client| client.id).collect();
-        let published = waiting.into_iter().map(|id| (id, driver.published_head(id))).collect();
+        let published = waiting.into_iter().map(|id| (id, driver.published_chain(id))).collect();
         Before { running, published }
     }
 }
@@ -37,17 +37,16 @@ impl Driver {
         self.check_progress(plan)
     }
 
-    /// Published blocks that hold the first tokens of a request, as many as a hit may cover.
-    fn published_head(&mut self, id: u64) -> Vec<BlockId> {
-        if !self.config().enable_prefix_caching {
-            return Vec::new();
-        }
+    /// Published blocks that hold the tokens of a request, as many as a hit may cover, in each group.
+    fn published_chain(&mut self, id: u64) -> Vec<Vec<Option<BlockId>>> {
         let most = (self.clients[&id].tokens.len() - 1) / self.block_size();
-        let keys = self.keys_of(id, most);
-        let published = |found: Option<(BlockId, KeyState)>| {
+        let keys = if self.config().enable_prefix_caching { self.keys_of(id, most) } else { Vec::new() };
+        let published = |key: &Key| {
+            let found = self.scheduler.pool().index().lookup(key);
             found.and_then(|(block, state)| (state == KeyState::Published).then_some(block))
         };
-        keys.iter().map_while(|key| published(self.scheduler.pool().index().lookup(key))).collect()
+        let chain = |group: usize| keys.iter().map(|key| published(&key.in_group(group))).collect();
+        (0..self.config().groups.len()).map(chain).collect()
     }
 
     fn client_in_row(&self, row: i32) -> Checked<&Client> {
@@ -93,23 +92,29 @@ impl Driver {
 
     /// Slots go through the tables, each is written once, and a device that is told of changes only knows the same tables.
     fn check_tables(&self, plan: &Plan) -> Checked {
-        let (size, columns) = (self.block_size(), self.config().max_blocks() as usize);
+        let size = self.block_size();
         let tables = &self.memories[(plan.step as usize + 1) % 2].1;
+        let is_block = |id: i32| 0 < id && (id as u32) < self.config().num_blocks;
         let mut written = BTreeSet::new();
         for (seq, chunk) in plan.chunks().into_iter().enumerate() {
-            let at = plan.seq_slots[seq] as usize * columns;
             let first = plan.query_starts[seq] as usize;
-            let valid = at..at + (plan.seq_lens[seq] as usize).div_ceil(size);
-            let (shown, told) = (&tables[valid.clone()], &self.device_tables[valid]);
-            ensure(shown == told, "tables", || format!("the plan shows {shown:?}, a device was told {told:?}"))?;
-            let is_block = |&id: &i32| 0 < id && (id as u32) < self.config().num_blocks;
-            ensure(shown.iter().all(is_block), "tables", || format!("{shown:?} names no block"))?;
-            for i in first..first + chunk {
-                let position = plan.positions[i] as usize;
-                let slot = i64::from(shown[position / size]) * size as i64 + (position % size) as i64;
-                let planned = plan.slot_mapping[i];
-                ensure(planned == slot, "slots", || format!("position {position} goes to {planned}, must be {slot}"))?;
-                ensure(written.insert(slot), "slots", || format!("slot {slot} is written twice"))?;
+            let seen = self.first_entries(plan.positions[first] as usize);
+            for ((group, line), seen) in self.lines(plan.seq_slots[seq]).into_iter().enumerate().zip(seen) {
+                let valid = line..line + (plan.seq_lens[seq] as usize).div_ceil(size);
+                let (shown, told) = (&tables[valid.clone()], &self.device_tables[valid]);
+                ensure(shown == told, "tables", || format!("the plan shows {shown:?}, a device was told {told:?}"))?;
+                ensure(shown[seen..].iter().all(|&id| is_block(id)), "tables", || {
+                    format!("{shown:?} names no block that group {group} sees from {seen} on")
+                })?;
+                for i in first..first + chunk {
+                    let position = plan.positions[i] as usize;
+                    let slot = i64::from(shown[position / size]) * size as i64 + (position % size) as i64;
+                    let planned = plan.group_slots[group][i];
+                    ensure(planned == slot, "slots", || {
+                        format!("position {position} of group {group} goes to {planned}, must be {slot}")
+                    })?;
+                    ensure(written.insert(slot), "slots", || format!("slot {slot} is written twice"))?;
+                }
             }
         }
         Ok(())
@@ -119,7 +124,8 @@ impl Driver {
     fn check_preemptions(&self, plan: &Plan, before: &Before) -> Checked {
         for &victim in &plan.preempted {
             let is_taker = |&id: &u64| {
-                let grew = |row| plan.dirty.iter().any(|change| change.0 == row);
+                let rows = self.config().rows() as i32;
+                let grew = |row| plan.dirty.iter().any(|change| change.0 % rows == row);
                 id < victim && !plan.preempted.contains(&id) && self.clients[&id].row.is_none_or(grew)
             };
             ensure(before.running.iter().any(is_taker), "rank", || {
@@ -162,12 +168,21 @@ impl Driver {
         Ok(())
     }
 
-    /// How many of the blocks that were found before the plan still serve: those cannot have been missed.
-    fn still_published(&mut self, id: u64, found: &[BlockId]) -> usize {
-        let keys = self.keys_of(id, found.len());
+    /// The longest prefix that every group accepts with blocks that were found before the plan and still serve: those cannot have
+    /// been missed.
+    fn still_published(&mut self, id: u64, found: &[Vec<Option<BlockId>>]) -> usize {
+        let (size, most) = (self.block_size(), found[0].len());
+        let keys = self.keys_of(id, most);
         let index = self.scheduler.pool().index();
-        let serves = |(key, block): &(&Key, &BlockId)| index.lookup(key) == Some((**block, KeyState::Published));
-        keys.iter().zip(found).take_while(serves).count()
+        let serves = |group: usize, number: usize| {
+            let block = found[group][number];
+            block.is_some_and(|block| index.lookup(&keys[number].in_group(group)) == Some((block, KeyState::Published)))
+        };
+        let accept = |&len: &usize| {
+            let mut firsts = self.first_entries(len * size).into_iter().enumerate();
+            firsts.all(|(group, first)| (first..len).all(|number| serves(group, number)))
+        };
+        (0..=most).rev().find(accept).expect("nothing is always accepted")
     }
 
     /// Nobody is passed by a lower rank, but who waits for a block that the plan computes.

@@ -7,11 +7,12 @@ use std::collections::BTreeSet;
 
 use blocktable_core::Committed;
 use blocktable_core::error::Error;
+use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::StepId;
 use blocktable_core::plan::PlanMemory;
 use blocktable_core::request::End;
 
-use super::oracle::token_of;
+use super::oracle::{first_seen, mix, token_of};
 use super::plan_check::Before;
 use super::{Driver, Plan};
 use crate::broken::{Checked, broken, ensure};
@@ -33,11 +34,11 @@ pub struct Entry {
     pub chunk: usize,
     pub samples: bool,
     pub written: BTreeSet<i32>,
-    /// The block of its last row.
-    pub last: i32,
+    /// The blocks of its last row.
+    pub last: BTreeSet<i32>,
     /// Blocks behind its start that others write in this plan.
     pub shared: BTreeSet<i32>,
-    /// Table entries before the first of those.
+    /// Table entries that it keeps if it loses one of those: all before them, or none if a window needs more.
     pub kept: usize,
     /// What the step brings for it does not count any more.
     pub is_stale: bool,
@@ -68,7 +69,7 @@ impl Driver {
             client.computed = entry.start;
             client.granted = client.granted.max(entry.start + entry.chunk);
         }
-        self.check_memory()?;
+        self.check_memory(&entries)?;
         self.count_rows(&entries);
         let runs = !plan.is_empty();
         self.step = runs.then_some(Step { plan, entries, tokens: None });
@@ -78,20 +79,46 @@ impl Driver {
 
     /// Runs the oracle over the plan in flight: all writes of the step, then its reads.
     pub fn forward(&mut self) {
-        let Some(step) = &mut self.step else { return };
-        let (plan, size) = (&step.plan, self.scheduler.config().block_size as usize);
-        let columns = self.scheduler.config().max_blocks() as usize;
-        let tables = &self.memories[(plan.step as usize + 1) % 2].1;
-        for (i, &slot) in plan.slot_mapping.iter().enumerate() {
-            self.kv.write(slot, Some((plan.token_ids[i] as u32, plan.positions[i] as u32)));
+        let Some(step) = &self.step else { return };
+        let plan = &step.plan;
+        for (group, slots) in plan.group_slots.iter().enumerate() {
+            for (i, &slot) in slots.iter().enumerate() {
+                self.kv.write(slot, Some((plan.token_ids[i] as u32, plan.positions[i] as u32, group as u32)));
+            }
         }
+        self.blind = self.check_sight(step).err();
+        let tables = &self.memories[(plan.step as usize + 1) % 2].1;
         let sample = |&row: &i32| {
             let seq = plan.query_starts.partition_point(|&start| start <= row) - 1;
-            let (table, len) = (plan.seq_slots[seq] as usize * columns, plan.positions[row as usize] as usize + 1);
-            let hash = self.kv.hash_through(&tables[table..table + len.div_ceil(size)], len);
-            token_of(hash, self.scheduler.config().vocab_size)
+            let position = plan.positions[row as usize] as usize;
+            let groups = self.config().groups.iter().zip(self.lines(plan.seq_slots[seq]));
+            let hash = |(&group, line): (&GroupSpec, usize)| {
+                self.kv.hash_through(&tables[line..], first_seen(group, position), position)
+            };
+            token_of(mix(groups.map(hash)), self.config().vocab_size)
         };
-        step.tokens = Some(plan.sample_rows.iter().map(sample).collect());
+        let tokens = Some(plan.sample_rows.iter().map(sample).collect());
+        self.step.as_mut().expect("a plan in flight").tokens = tokens;
+    }
+
+    /// Every query of the step, not only the sampled ones, sees through the tables the rows that it must, in every group.
+    fn check_sight(&self, step: &Step) -> Checked {
+        let size = self.block_size();
+        let tables = &self.memories[(step.plan.step as usize + 1) % 2].1;
+        for (seq, entry) in step.entries.iter().enumerate() {
+            let lines = self.lines(step.plan.seq_slots[seq]);
+            for (number, (&group, line)) in self.config().groups.iter().zip(lines).enumerate() {
+                for position in first_seen(group, entry.start)..entry.start + entry.chunk {
+                    let block = i64::from(tables[line + position / size]);
+                    let row = self.kv.read(block * size as i64 + (position % size) as i64);
+                    let due = Some((self.clients[&entry.id].tokens[position], position as u32, number as u32));
+                    ensure(row == due, "sight", || {
+                        format!("request {} sees {row:?} in block {block} of group {number}, must be {due:?}", entry.id)
+                    })?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// What the oracle answered for the plan in flight, if it ran.
@@ -104,6 +131,9 @@ impl Driver {
         let Some(step) = &self.step else { return self.must_refuse_end() };
         if step.tokens.is_none() {
             self.forward();
+        }
+        if let Some(blind) = self.blind.take() {
+            return Err(blind);
         }
         let step = self.step.clone().expect("a plan in flight");
         let answers = step.tokens.expect("the oracle ran");
@@ -128,9 +158,11 @@ impl Driver {
     /// The model fails: some rows were written, some not, some wrongly.
     pub fn fail(&mut self) -> Checked {
         let Some(step) = self.step.clone() else { return self.must_refuse_end() };
-        for (i, &slot) in step.plan.slot_mapping.iter().enumerate() {
-            let torn = (i % 2 == 0).then_some((step.plan.token_ids[i] as u32 ^ 1, step.plan.positions[i] as u32));
-            self.kv.write(slot, torn);
+        for slots in &step.plan.group_slots {
+            for (i, &slot) in slots.iter().enumerate() {
+                let torn = (step.plan.token_ids[i] as u32 ^ 1, step.plan.positions[i] as u32, 0);
+                self.kv.write(slot, (i % 2 == 0).then_some(torn));
+            }
         }
         let result = self.scheduler.fail(StepId(step.plan.step));
         self.expected.failed_steps += 1;
@@ -228,7 +260,7 @@ impl Driver {
             let is_missing = token == Some(None);
             let end = entry.start + entry.chunk - usize::from(is_missing);
             if is_missing && (end + 1).is_multiple_of(self.block_size()) {
-                self.lose_sharers(&BTreeSet::from([entry.last]));
+                self.lose_sharers(&entry.last);
             }
             self.clients.get_mut(&entry.id).expect("a known request").computed = end;
             if let Some(Some(token)) = token {
@@ -267,22 +299,22 @@ impl Driver {
     }
 
     fn entries_of(&self, plan: &Plan) -> Vec<Entry> {
-        let (size, columns) = (self.block_size(), self.config().max_blocks() as usize);
+        let size = self.block_size();
         let mut entries = Vec::new();
         for (seq, chunk) in plan.chunks().into_iter().enumerate() {
             let (row, first) = (plan.seq_slots[seq], plan.query_starts[seq] as usize);
             let client = self.live().find(|client| client.row == Some(row)).expect("checked before");
             let start = plan.positions[first] as usize;
-            let written = plan.slot_mapping[first..first + chunk].iter().map(|&slot| (slot / size as i64) as i32);
-            let last = written.clone().next_back().expect("a sequence of a plan has a token");
-            let samples = start + chunk == client.tokens.len();
+            let block = |&slot: &i64| (slot / size as i64) as i32;
+            let slots = plan.group_slots.iter().map(|slots| &slots[first..first + chunk]);
+            let last = slots.clone().map(|slots| block(slots.last().expect("a sequence of a plan has a token")));
             entries.push(Entry {
                 id: client.id,
                 start,
                 chunk,
-                samples,
-                written: written.collect(),
-                last,
+                samples: start + chunk == client.tokens.len(),
+                written: slots.clone().flatten().map(block).collect(),
+                last: last.collect(),
                 shared: BTreeSet::new(),
                 kept: 0,
                 is_stale: false,
@@ -290,22 +322,38 @@ impl Driver {
         }
         let all: BTreeSet<i32> = entries.iter().flat_map(|entry| entry.written.iter().copied()).collect();
         for (seq, entry) in entries.iter_mut().enumerate() {
-            let table = plan.seq_slots[seq] as usize * columns;
-            let behind = &self.device_tables[table..table + entry.start / size];
-            let is_shared = |block: &&i32| all.contains(block);
-            entry.kept = behind.iter().position(|block| is_shared(&block)).unwrap_or(behind.len());
-            entry.shared = behind.iter().filter(is_shared).copied().collect();
+            let lines = self.lines(plan.seq_slots[seq]);
+            let full = entry.start / size;
+            let behind: Vec<&[i32]> = lines.into_iter().map(|line| &self.device_tables[line..line + full]).collect();
+            let first = |table: &&[i32]| table.iter().position(|block| all.contains(block)).unwrap_or(full);
+            let kept = behind.iter().map(first).min().expect("a group");
+            let names_all = |(table, entry): (&&[i32], usize)| table[entry.min(kept)..kept].iter().all(|&id| id > 0);
+            let in_sight = behind.iter().zip(self.first_entries(kept * size)).all(names_all);
+            entry.kept = if in_sight { kept } else { 0 };
+            entry.shared = behind.iter().flat_map(|table| *table).filter(|id| all.contains(id)).copied().collect();
         }
         entries
     }
 
-    /// Nothing is held but the blocks of the rows that running requests were given.
-    fn check_memory(&self) -> Checked {
-        let (size, columns) = (self.block_size(), self.config().max_blocks() as usize);
+    /// Nothing is held but the blocks of the rows that running requests were given, as far as their next query sees them. Who shares
+    /// what is being written keeps what it needs if it loses that.
+    fn check_memory(&self, entries: &[Entry]) -> Checked {
+        let size = self.block_size();
         let mut named: BTreeSet<i32> = BTreeSet::new();
         for client in self.clients.values().filter(|client| client.is_running()) {
-            let table = client.row.expect("it runs") as usize * columns;
-            named.extend(&self.device_tables[table..table + client.granted.div_ceil(size)]);
+            let entry = entries.iter().find(|entry| entry.id == client.id && !entry.shared.is_empty());
+            let sure = entry.map_or(client.computed, |entry| entry.kept * size);
+            let lines = self.lines(client.row.expect("it runs"));
+            for ((line, seen), first) in
+                lines.into_iter().zip(self.first_entries(client.computed)).zip(self.first_entries(sure))
+            {
+                let table = &self.device_tables[line..line + client.granted.div_ceil(size)];
+                let is_right = table[..first].iter().all(|&id| id == 0) && table[seen..].iter().all(|&id| id > 0);
+                ensure(is_right, "memory", || {
+                    format!("request {} names {table:?}, sees from {seen} on, keeps from {first} on", client.id)
+                })?;
+                named.extend(table.iter().filter(|&&id| id > 0));
+            }
         }
         let held = self.scheduler.pool().num_held() as usize;
         ensure(held == named.len(), "memory", || format!("{held} blocks are held, requests need {named:?}"))
@@ -316,14 +364,16 @@ impl Driver {
         if entries.is_empty() {
             return;
         }
-        let (size, columns) = (self.block_size(), self.config().max_blocks() as usize);
+        let size = self.block_size();
         let held = u64::from(self.scheduler.pool().num_held());
         let mut filled = BTreeSet::new();
         for client in self.clients.values().filter(|client| client.is_running()) {
             let planned = entries.iter().find(|entry| entry.id == client.id);
             let rows = planned.map_or(client.computed, |entry| entry.start + entry.chunk);
-            let table = client.row.expect("it runs") as usize * columns;
-            filled.extend((0..rows).map(|row| (self.device_tables[table + row / size], row % size)));
+            for line in self.lines(client.row.expect("it runs")) {
+                let block = |row: usize| self.device_tables[line + row / size];
+                filled.extend((0..rows).map(|row| (block(row), row % size)).filter(|&(block, _)| block > 0));
+            }
         }
         self.expected.steps += 1;
         self.expected.scheduled_tokens += entries.iter().map(|entry| entry.chunk as u64).sum::<u64>();
@@ -359,15 +409,12 @@ impl Driver {
     }
 
     fn hear_end(&mut self, id: u64, code: i64) -> Checked {
-        let size = self.block_size();
         let usable = self.scheduler.pool().usable() as usize;
         let Some(client) = self.clients.get(&id) else { return broken("ends", format!("request {id} never was")) };
         if code == End::Capacity as i64 && client.is_live() {
             let tokens = client.tokens.len();
-            ensure(tokens > usable * size, "capacity", || {
-                format!(
-                    "request {id} ends for want of memory with {tokens} tokens, {usable} blocks of {size} are usable"
-                )
+            ensure(self.need(tokens) > usable, "capacity", || {
+                format!("request {id} ends for want of memory with {tokens} tokens, {usable} blocks are usable")
             })?;
             self.mark_ended(id, code);
             self.seen.ended_for_capacity += 1;

@@ -25,9 +25,12 @@ pub struct Mirror {
     pub restarts: usize,
 }
 
+/// What makes the key of a block of some group from its parent's and its tokens.
+pub type Name = dyn Fn(Option<Key>, &[TokenId], u8) -> Key;
+
 impl Mirror {
     /// Applies what came since `next`. False if it fell behind: it must start again from a snapshot.
-    pub fn apply(&mut self, decoded: &Decoded, name: &dyn Fn(Option<Key>, &[TokenId]) -> Key) -> Checked<bool> {
+    pub fn apply(&mut self, decoded: &Decoded, name: &Name) -> Checked<bool> {
         let number = self.next + decoded.lost + decoded.events().len() as u64;
         ensure(number == decoded.next, "numbers", || {
             format!("{} + {} lost + {} is not {}", self.next, decoded.lost, decoded.events().len(), decoded.next)
@@ -41,7 +44,7 @@ impl Mirror {
     }
 
     /// Starts again from a snapshot: no key may come twice, or before its parent if that is published.
-    pub fn restart(&mut self, snapshot: &Decoded, name: &dyn Fn(Option<Key>, &[TokenId]) -> Key) -> Checked {
+    pub fn restart(&mut self, snapshot: &Decoded, name: &Name) -> Checked {
         let mut events = snapshot.events();
         ensure(events.next() == Some(Event::Cleared), "snapshot", || "it does not begin with a clear".to_owned())?;
         self.keys.clear();
@@ -59,7 +62,7 @@ impl Mirror {
     }
 
     /// Reads an index directly.
-    pub fn follow(&mut self, index: &PrefixIndex, name: &dyn Fn(Option<Key>, &[TokenId]) -> Key) -> Checked {
+    pub fn follow(&mut self, index: &PrefixIndex, name: &Name) -> Checked {
         let Some(log) = index.events() else { return Ok(()) };
         let mut bytes = Vec::new();
         let reading = log.since(self.next).or_else(|error| broken("numbers", error.to_string()))?;
@@ -83,10 +86,10 @@ impl Mirror {
         })
     }
 
-    fn take(&mut self, event: &Event<'_>, name: &dyn Fn(Option<Key>, &[TokenId]) -> Key) -> Checked {
+    fn take(&mut self, event: &Event<'_>, name: &Name) -> Checked {
         match *event {
             Event::Stored { key, parent, tokens, group } => {
-                let made = name(parent, tokens);
+                let made = name(parent, tokens, group);
                 ensure(made == key, "content", || format!("{tokens:?} behind {parent:?} is {made:?}, not {key:?}"))?;
                 let before = self.keys.insert(key, group);
                 ensure(before.is_none(), "mirror", || format!("{key:?} is stored although it was"))

@@ -236,7 +236,7 @@ impl World {
 
     /// The events tell what the index holds. A block of one token is named after that token and the one before.
     fn follow(&mut self) -> Checked {
-        let made = |parent: Option<Key>, tokens: &[TokenId]| {
+        let made = |parent: Option<Key>, tokens: &[TokenId], _group: u8| {
             let key = tokens[0] as u8;
             if parent == key.checked_sub(1).map(name) { name(key) } else { Key::ROOT }
         };

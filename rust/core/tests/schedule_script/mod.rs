@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 use blocktable_core::block_hash::Algorithm;
 use blocktable_core::config::Config;
+use blocktable_core::group::GroupSpec;
 use blocktable_core::request::Limits;
 
 use crate::broken::{Checked, ensure};
@@ -74,9 +75,9 @@ fn configs() -> impl Strategy<Value = Config> {
     let waiting = prop_oneof![1 => 1..=2_u32, 4 => 3..=12_u32];
     let limits = (1..=5_u32, budget, waiting, threshold, 0..=3_u32);
     let events = prop_oneof![1 => Just(0_u32), 1 => 1..=6_u32, 3 => 7..=80_u32];
-    let features = (prop::bool::weighted(0.85), events);
-    (sizes, limits, features).prop_map(|((rows, block_size, len), limits, (caching, events))| Config {
-        num_blocks: 1 + rows.div_ceil(block_size),
+    let features = (prop::bool::weighted(0.85), events, groups());
+    (sizes, limits, features).prop_map(|((rows, block_size, len), limits, (caching, events, groups))| Config {
+        num_blocks: 1 + rows.div_ceil(block_size) * (1 + groups.len() as u32) / 2,
         block_size,
         vocab_size: VOCAB,
         max_model_len: len,
@@ -85,11 +86,19 @@ fn configs() -> impl Strategy<Value = Config> {
         max_waiting: limits.2,
         long_prefill_threshold: limits.3,
         max_preemptions: limits.4,
+        groups,
         enable_prefix_caching: caching,
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),
         event_buffer_size: events,
     })
+}
+
+/// One group that sees everything, or up to three with windows and without.
+fn groups() -> impl Strategy<Value = Vec<GroupSpec>> {
+    let window = prop_oneof![1 => Just(None), 2 => (1..=24_u32).prop_map(Some)];
+    let group = window.prop_map(|window| GroupSpec { window });
+    prop_oneof![2 => Just(vec![GroupSpec::FULL]), 3 => vec(group, 1..=3)]
 }
 
 fn events() -> impl Strategy<Value = Event> {
@@ -146,7 +155,7 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
     let pick = |number: usize| ever.get(number % (ever.len() + 1)).copied().unwrap_or(1_000_000);
     match *event {
         Event::Submit(ref ask, times) => (0..times).try_for_each(|_| {
-            let (prompt, limits) = ask.request(driver.config().max_model_len);
+            let (prompt, limits) = ask.request(driver.config());
             ever.extend(driver.submit(prompt, limits)?);
             Ok(())
         }),
@@ -190,7 +199,8 @@ fn submit_nonsense(driver: &mut Driver, which: u8) -> Checked {
 }
 
 impl Ask {
-    fn request(&self, max_model_len: u32) -> (Vec<u32>, Limits) {
+    fn request(&self, config: &Config) -> (Vec<u32>, Limits) {
+        let max_model_len = config.max_model_len;
         let shared = (0..self.shared as u32).map(|i| number(self.family, i));
         let own = (0..self.own as u32).map(|i| number(100 + self.suffix, i));
         let mut prompt: Vec<u32> = shared.chain(own).collect();
@@ -199,7 +209,7 @@ impl Ask {
             prompt.push(number(self.suffix, 0));
         }
         let mut limits = Limits { max_tokens: self.max_tokens, min_tokens: self.min_tokens, stop_tokens: Vec::new() };
-        let answer = ColdAnswer::of(&prompt, &limits, VOCAB, max_model_len);
+        let answer = ColdAnswer::of(&prompt, &limits, VOCAB, max_model_len, &config.groups);
         limits.stop_tokens.extend(self.stop_at.and_then(|at| answer.outputs.get(at)));
         (prompt, limits)
     }

@@ -1,0 +1,74 @@
+//! Gives back what no query of a running request sees any more, in the groups that have a window.
+//!
+//! Before: a plan begins, nothing is in flight. After: each table keeps only what the request's next query sees, and later ones; the
+//! entries before are null and the blocks are free for anybody. What a request thereby freed is promised to it again as far as its
+//! need goes, so a long prefill goes on through a window as it was admitted.
+
+use crate::block_table::BlockTable;
+use crate::mutant::{self, Mutant};
+use crate::scheduler::Scheduler;
+
+impl Scheduler {
+    /// Lets every running request leave what is behind its windows, highest rank first.
+    pub(crate) fn leave_out_of_sight(&mut self) {
+        if mutant::is_on(Mutant::WindowNeverFreed) {
+            return;
+        }
+        for at in 0..self.running.len() {
+            self.leave_behind(self.running[at]);
+        }
+    }
+
+    /// Group by group, of each what leaves it as one list.
+    fn leave_behind(&mut self, seat: usize) {
+        let free = self.pool.num_free();
+        let mut left = 0;
+        for group in 0..self.groups.len() {
+            if self.groups.specs()[group].window.is_none() {
+                continue;
+            }
+            let request = self.seats[seat].as_mut().expect("a seat in use");
+            let end = self.groups.first_kept(group, request.computed);
+            let leaving = &mut self.leaving;
+            leaving.clear();
+            let first = request.table_of_mut(group).forget_before(end, |block| leaving.push(block));
+            if leaving.is_empty() {
+                continue;
+            }
+            let leaving = std::mem::take(leaving);
+            let when = self.when_free(false, &leaving);
+            self.pool.release_blocks(&leaving, when).expect("a table holds what it names");
+            let end = first + leaving.len();
+            if mutant::is_on(Mutant::EntryKeepsName) {
+                self.request_mut(seat).table_of_mut(group).blocks[first..end].copy_from_slice(&leaving);
+            }
+            if !mutant::is_on(Mutant::NullNotTold) {
+                self.note_entries(seat, group, first..end);
+            }
+            left += leaving.len() as u32;
+            self.leaving = leaving;
+        }
+        if left > 0 {
+            let freed = self.pool.num_free().saturating_sub(free);
+            self.promise_again(seat, if mutant::is_on(Mutant::PromiseUnfreed) { left } else { freed });
+        }
+    }
+
+    /// Promises a request the blocks that it just freed, if it needs them.
+    fn promise_again(&mut self, seat: usize, freed: u32) {
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        let need = self.groups.need(request.computed, request.table.len(), request.tokens.len()) as u32;
+        let more = freed.min(need.saturating_sub(request.promised));
+        request.promised += more;
+        self.promised += more;
+    }
+
+    /// The longest length up to `blocks` at which the tables of a request name all that its next query sees: that, or none.
+    pub(crate) fn length_in_sight(&self, seat: usize, blocks: usize) -> usize {
+        let position = blocks * self.block_size.tokens();
+        let sees_all = |(group, table): (usize, &BlockTable)| {
+            self.groups.specs()[group].first_block(position, self.block_size) >= table.num_null().min(blocks)
+        };
+        if self.request(seat).tables().enumerate().all(sees_all) { blocks } else { 0 }
+    }
+}
