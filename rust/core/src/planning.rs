@@ -68,9 +68,11 @@ impl Scheduler {
         }
         draft.positions.extend(start as i32..end as i32);
         draft.slots.extend((start..end).map(|position| request.table.slot(position, size)));
-        for (slots, table) in draft.other_slots.iter_mut().zip(&request.others) {
-            let table = if mutant::is_on(Mutant::SlotsOfFirstGroup) { &request.table } else { table };
-            slots.extend((start..end).map(|position| table.slot(position, size)));
+        if self.groups.len() > 1 {
+            for (slots, table) in draft.other_slots.iter_mut().zip(&request.others) {
+                let table = if mutant::is_on(Mutant::SlotsOfFirstGroup) { &request.table } else { table };
+                slots.extend((start..end).map(|position| table.slot(position, size)));
+            }
         }
         if mutant::is_on(Mutant::ShortSlot) {
             let first = draft.slots.len() - chunk;
@@ -86,8 +88,7 @@ impl Scheduler {
             draft.sample_requests.push(request.id.0 as i64);
         }
         request.planned_in = self.steps + 1;
-        self.counters.wasted_rows_sum +=
-            ((1 + request.others.len()) * (request.table.len() * size.tokens() - end)) as u64;
+        self.counters.wasted_rows_sum += (self.groups.len() * (request.table.len() * size.tokens() - end)) as u64;
         let entry = Entry { seat, epoch: request.epoch, start, chunk, samples, pending: 0..0, shared };
         self.flight.entries.push(entry);
         if self.config.enable_prefix_caching {
@@ -192,7 +193,7 @@ impl Scheduler {
     fn count_idle_rows(&mut self, seat: usize) {
         let request = self.seats[seat].as_ref().expect("a seat in use");
         let empty = request.table.len() * self.block_size.tokens() - request.computed;
-        self.counters.wasted_rows_sum += ((1 + request.others.len()) * empty) as u64;
+        self.counters.wasted_rows_sum += (self.groups.len() * empty) as u64;
     }
 
     /// A8: with live requests a plan runs something, frees something or ends something.
