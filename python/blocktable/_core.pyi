@@ -34,9 +34,9 @@ class Scheduler:
 
     One thread drives `plan`, then `commit` or `fail`; every method may be called from any thread.
 
-    `groups` has an entry for each group of layers (1..16): None if its queries see everything before them, else how many rows they
-    see, their own the last of them; without it there is one that sees everything. All groups share the pool; a block out of sight
-    of a sequence's next query is given back.
+    `groups` has an entry for each group of layers (1..16): None if its queries see everything before them, else how many rows
+    they see, their own the last of them; without it there is one that sees everything. All groups share the pool; a block out of
+    sight of a sequence's next query is given back.
     """
 
     def __new__(
@@ -185,8 +185,8 @@ class Plan:
 
     @property
     def block_tables(self) -> NDArray[np.int32]:
-        """[G, max_num_seqs, max_blocks] persistent; row `seq_slots[i]` holds ceil(seq_lens[i] / block_size) entries: block ids, and
-        0 (the null block) for those behind a window, which no query sees."""
+        """[G, max_num_seqs, max_blocks] persistent; row `seq_slots[i]` holds ceil(seq_lens[i] / block_size) entries: block ids,
+        and 0 (the null block) for those behind a window, which no query sees."""
 
     @property
     def dirty(self) -> NDArray[np.int32]:
