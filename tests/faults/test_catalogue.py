@@ -20,7 +20,10 @@ CATALOGUE = (
 )
 # fmt: on
 
-RUST_ONLY = {"partial_take", "event_per_block", "event_wrong_parent", "event_old_tokens"}
+RUST_ONLY = {"partial_take", "event_per_block", "event_wrong_parent", "event_old_tokens"} | {
+    "free_in_sight", "window_never_freed", "entry_keeps_name", "null_not_told", "promise_unfreed", "short_window_hit",
+    "first_group_decides", "one_key_for_all_groups", "slots_of_first_group", "need_of_one_group",
+}  # fmt: skip
 """Planted faults that the scheduler cannot reach: the core's own tests catch them."""
 
 WITHOUT_FAULT = {136, 139}
