@@ -35,8 +35,8 @@ class Scheduler:
     One thread drives `plan`, then `commit` or `fail`; every method may be called from any thread.
 
     `groups` has an entry for each group of layers (1..16): None if its queries see everything before them, else how many rows
-    they see, their own the last of them; without it there is one that sees everything. All groups share the pool; a block out of
-    sight of a sequence's next query is given back.
+    they see, their own the last of them; without it there is one that sees everything. All groups share the pool; a block
+    out of sight of a sequence's next query is given back.
     """
 
     def __new__(
@@ -260,3 +260,129 @@ def bench_match(*, num_blocks: int, tokens: int, cached: bool, aged: bool, round
 
 def allocations() -> int:
     """Heap allocations of Rust so far, counted only in a build with feature `bench`; 0 otherwise."""
+
+@final
+class BlockPool:
+    """Physical KV blocks, who holds them, and the order in which free ones are handed out: for engines of their own.
+
+    Block 0 is the null block and is never handed out. Every method may be called from any thread; a refused call changes
+    nothing.
+    """
+
+    def __new__(cls, num_blocks: int, block_size: int) -> BlockPool:
+        """`num_blocks` in all, the null block among them; `block_size` tokens each. Raises `InvalidInputError`."""
+
+    def table(self) -> BlockTable:
+        """A table without tokens."""
+
+    def take(self, num_blocks: int) -> NDArray[np.int32]:
+        """Ids of free blocks that the caller holds from now on, one by one, for tables that it keeps itself. Raises
+        `OutOfBlocksError`."""
+
+    def release(self, block_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64]) -> None:
+        """Give blocks of `take` back, the last one first; null blocks are passed over. Raises `NotHeldError` or
+        `NoSuchBlockError`."""
+
+    def reset(self) -> None:
+        """All blocks are free in their first order, all content is forgotten, and every table raises `ReleasedError`."""
+
+    def audit(self) -> None:
+        """Recount every invariant from the tables and a walk of the free queue. Raises `AuditError`."""
+
+    def stats(self) -> dict[str, int]:
+        """Gauges in blocks and tables, and counters: `prefix_prompts` and their tokens, `prefix_queries`, of which
+        `prefix_hits` were reused. A prompt is counted once, when tokens are appended behind its hit."""
+
+    def free_queue(self) -> NDArray[np.int32]:
+        """Ids of the free blocks, the next one to be taken first. A copy, for tests and displays."""
+
+    def block_refs(self) -> NDArray[np.int32]:
+        """[num_blocks] holders of each block. A copy."""
+
+    def published_blocks(self) -> NDArray[np.int32]:
+        """Ids of the blocks whose content can be found, ascending. A copy."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+
+@final
+class BlockTable:
+    """Where the rows of one sequence live. Made by `BlockPool.table`, `PrefixCache.match`; owns what it names.
+
+    Its blocks go back at `release`, at the end of a `with` block, or when the last reference to it goes. After that, every
+    method raises `ReleasedError`.
+    """
+
+    def append(self, num_tokens: int) -> tuple[NDArray[np.int64], list[tuple[int, int, int]]]:
+        """Make room for so many tokens more. Returns their slots [num_tokens] (`block_id * block_size + offset`), and the
+        copies to be made before anything is written: (source block, target block, rows), nearly always none.
+
+        Raises `OutOfBlocksError` if the whole of it does not fit.
+        """
+
+    def reserve(self, num_tokens: int) -> None:
+        """Take blocks for so many tokens in all, so that appending up to there finds them. Raises `OutOfBlocksError`."""
+
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the first `num_tokens` tokens and the blocks that they need, and give up the rest."""
+
+    def slots(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+        """[stop - start] slots of the tokens from `start` on, to `stop` or the last one."""
+
+    def release(self) -> None:
+        """Give all blocks back, the last one first."""
+
+    @property
+    def blocks(self) -> NDArray[np.int32]:
+        """Block ids, in the order of the tokens; reserved ones stand behind. A copy."""
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_published(self) -> int:
+        """Blocks from the first one on that can be found by their content."""
+
+    @property
+    def is_released(self) -> bool: ...
+    @property
+    def pool(self) -> BlockPool: ...
+    def __enter__(self) -> BlockTable: ...
+    def __exit__(self, _kind: object, _error: object, _traceback: object) -> None: ...
+
+@final
+class PrefixCache:
+    """Finds the blocks of the longest known prefix of a prompt. The names of the contents live in the pool."""
+
+    def __new__(cls, pool: BlockPool, *, algorithm: str = "sha256", seed: bytes = b"") -> PrefixCache:
+        """Caches of one pool share blocks if algorithm and seed are equal, and never otherwise."""
+
+    def match(
+        self, token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64], *, reserve: int = 0
+    ) -> tuple[BlockTable, int]:
+        """A table that holds the longest published prefix, and how many tokens that is: at most all but the last one.
+
+        With `reserve`, the table has blocks for so many tokens in all, or `OutOfBlocksError` is raised and nothing has changed.
+        Append what is still to be computed: `table.append(len(token_ids) - num_cached)`.
+        """
+
+    def publish(
+        self, table: BlockTable, token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64], *, start: int = 0
+    ) -> int:
+        """Make full blocks findable whose rows have been written; returns how many were not before.
+
+        `token_ids` are the table's tokens from `start` on, as far as their rows are written; `start` is a multiple of the
+        block size that is not past the published blocks. Raises `InvalidInputError` if a block is published under other tokens,
+        `ForeignTableError` for a table of another pool.
+        """
+
+    def reset(self) -> int:
+        """Forget all published content that nobody holds; returns how many blocks forgot theirs."""
+
+    @property
+    def pool(self) -> BlockPool: ...

@@ -65,6 +65,46 @@ class QueueFullError(BlocktableError):
         self.limit = limit
 
 
+class OutOfBlocksError(BlocktableError):
+    """Fewer blocks are free than a call needs; nothing was taken. Wait, release or preempt."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(f"{needed} KV blocks are needed, {free} are free")
+        self.needed = needed
+        self.free = free
+
+
+class NotHeldError(BlocktableError):
+    """A block was to be released that the caller does not hold (any more)."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__(f"block {block} is not held by the caller")
+        self.block = block
+
+
+class NoSuchBlockError(BlocktableError, IndexError):
+    """A block id at or past the end of the pool."""
+
+    def __init__(self, block: int, num_blocks: int) -> None:
+        super().__init__(f"block {block}: must be below {num_blocks}")
+        self.block = block
+        self.num_blocks = num_blocks
+
+
+class ReleasedError(BlocktableError):
+    """A table was used, or released, after it had been released or its pool had been reset."""
+
+    def __init__(self) -> None:
+        super().__init__("the table was released, or its pool was reset")
+
+
+class ForeignTableError(BlocktableError):
+    """A table of one pool was given to another pool's cache."""
+
+    def __init__(self) -> None:
+        super().__init__("the table belongs to another pool")
+
+
 class UnknownRequestError(BlocktableError, KeyError):
     """No request of this id is known any more, or ever was."""
 

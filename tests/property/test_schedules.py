@@ -76,7 +76,18 @@ def test_different_seeds_give_different_cases() -> None:
 ONLY_ORDER = {"free_queue_skips_one", "head_order", "forward_order", "unpublished_to_tail"}
 ONLY_COST = {"budget_before_hit", "no_budget_for_decodes", "no_prefix_wait", "preempt_self", "preempt_two"}
 OUT_OF_REACH = {"partial_take"}  # the scheduler never asks the pool for more than is free
-CAN_BE_SEEN = sorted(set(_core.MUTANTS) - ONLY_ORDER - ONLY_COST - OUT_OF_REACH)
+OF_THE_FACE = {
+    "publish_unwritten", "publish_other_tokens", "release_keeps_seat", "reset_keeps_tables", "foreign_table_taken",
+    "loose_drops_others", "clamp_negative",
+}  # fmt: skip
+"""Faults of `BlockPool` and its tables, which tests/border meets."""
+OF_EVENTS = {name for name in _core.MUTANTS if name.startswith(("event_", "snapshot_"))}
+OF_GROUPS = {
+    "free_in_sight", "window_never_freed", "entry_keeps_name", "null_not_told", "promise_unfreed", "short_window_hit",
+    "first_group_decides", "one_key_for_all_groups", "slots_of_first_group", "need_of_one_group",
+}  # fmt: skip
+"""Faults of several groups, and of windows: the schedules here have one group that sees everything."""
+CAN_BE_SEEN = sorted(set(_core.MUTANTS) - ONLY_ORDER - ONLY_COST - OUT_OF_REACH - OF_THE_FACE - OF_EVENTS - OF_GROUPS)
 """Planted faults that make a wrong answer, a wrong count or a stall. The others have scenes of their own in tests/faults."""
 
 

@@ -127,11 +127,31 @@ impl BlockHasher {
     }
 }
 
+impl BlockHasher {
+    /// Keys of the full blocks of `tokens`, which follow the block of key `parent`; `None` is the start of a chain.
+    #[must_use]
+    pub fn keys_behind(&self, parent: Option<&Key>, tokens: &[TokenId]) -> Vec<Key> {
+        let mut hasher = self.clone();
+        let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
+        for block in tokens.chunks_exact(self.block_size) {
+            let key = hasher.key(keys.last().or(parent), block).expect("chunks are whole blocks");
+            keys.push(key);
+        }
+        keys
+    }
+}
+
 impl Prompt {
     /// Tokens without keys, for a scheduler that caches no prefixes.
     #[must_use]
     pub fn without_keys(tokens: Vec<TokenId>) -> Prompt {
         Prompt { tokens, keys: Vec::new() }
+    }
+
+    /// Its tokens.
+    #[must_use]
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
     }
 
     /// The keys of its full blocks.

@@ -47,6 +47,10 @@ pub enum Error {
         /// Blocks in all.
         num_blocks: u32,
     },
+    /// A table was used after it was released, or after its pool was reset.
+    Released,
+    /// A table of another pool.
+    ForeignTable,
     /// The request is not known any more, or never was.
     UnknownRequest {
         /// Its id.
@@ -94,6 +98,8 @@ impl std::fmt::Display for Error {
             Error::OutOfBlocks { needed, free } => write!(f, "{needed} blocks were asked for, {free} are free"),
             Error::NotHeld { block } => write!(f, "block {} has no holder", block.get()),
             Error::NoSuchBlock { block, num_blocks } => write!(f, "block {block}: must be below {num_blocks}"),
+            Error::Released => write!(f, "the table was released, or its pool was reset"),
+            Error::ForeignTable => write!(f, "the table belongs to another pool"),
             Error::UnknownRequest { request } => write!(f, "request {} is not known", request.0),
             Error::StepInFlight { step } => write!(f, "step {} is still in flight", step.0),
             Error::WrongStep { given, expected: Some(step) } => {

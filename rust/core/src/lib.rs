@@ -22,9 +22,12 @@ pub mod group;
 pub mod ids;
 pub mod mutant;
 pub mod plan;
+pub mod prefix_cache;
 pub mod prefix_index;
 pub mod request;
 pub mod scheduler;
+pub mod sequence;
+pub mod sequences;
 pub mod stats;
 
 mod admission;

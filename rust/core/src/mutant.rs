@@ -156,6 +156,20 @@ mutants! {
     EventCountWrong = "event_count_wrong",
     /// A snapshot leaves the last block out.
     SnapshotForgetsOne = "snapshot_forgets_one",
+    /// Blocks are published whose rows were not appended yet.
+    PublishUnwritten = "publish_unwritten",
+    /// Blocks are published under the keys of other tokens than before.
+    PublishOtherTokens = "publish_other_tokens",
+    /// A released table goes on living, without blocks.
+    ReleaseKeepsSeat = "release_keeps_seat",
+    /// The tables of a pool that was reset go on living, without blocks.
+    ResetKeepsTables = "reset_keeps_tables",
+    /// The table of another pool is taken for one of this pool's own.
+    ForeignTableTaken = "foreign_table_taken",
+    /// A release of single blocks drops the holders of tables.
+    LooseDropsOthers = "loose_drops_others",
+    /// The border takes a negative count for 0.
+    ClampNegative = "clamp_negative",
 }
 
 #[cfg(feature = "mutants")]

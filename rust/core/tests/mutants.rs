@@ -13,6 +13,7 @@ mod model;
 mod pool_script;
 mod schedule_script;
 mod seed;
+mod sequence_script;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,6 +29,7 @@ use broken::{Checked, broken, ensure};
 use driver::Driver;
 use pool_script::pool_scripts;
 use schedule_script::schedules;
+use sequence_script::sequence_scripts;
 
 /// A fault, the names under which its check may find it, and the check.
 struct Row {
@@ -121,10 +123,16 @@ rows! {
     event_clears_held: EventClearsHeld, ["mirror"], a_reset_meets_a_request_that_runs;
     event_count_wrong: EventCountWrong, ["bytes"], one_request_runs_to_its_end;
     snapshot_forgets_one: SnapshotForgetsOne, ["snapshot"], the_last_block_is_published;
+    publish_unwritten: PublishUnwritten, ["publish"], random_sequence_scripts;
+    publish_other_tokens: PublishOtherTokens, ["publish"], random_sequence_scripts;
+    release_keeps_seat: ReleaseKeepsSeat, ["release of the released"], random_sequence_scripts;
+    reset_keeps_tables: ResetKeepsTables, ["use after reset"], random_sequence_scripts;
+    foreign_table_taken: ForeignTableTaken, ["foreign"], random_sequence_scripts;
+    loose_drops_others: LooseDropsOthers, ["release_blocks", "A2"], random_sequence_scripts;
 }
 
 /// Faults that nothing here can see, and what sees them.
-const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[];
+const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[(Mutant::ClampNegative, "tests/border/test_pool.py")];
 
 #[test]
 fn every_planted_fault_is_in_the_table() {
@@ -154,9 +162,18 @@ fn random_schedules_alone_find_most_faults() {
     }
     // Orders and refusals that only a user of the pool can see; a list that is released twice must be shared whole; and choices
     // that are wrong but break nothing.
-    let others = ["free_queue_skips_one", "head_order", "forward_order", "unpublished_to_tail", "partial_take"];
+    let orders = ["free_queue_skips_one", "head_order", "forward_order", "unpublished_to_tail", "partial_take"];
+    let sequences = [
+        "publish_unwritten",
+        "publish_other_tokens",
+        "release_keeps_seat",
+        "reset_keeps_tables",
+        "foreign_table_taken",
+        "loose_drops_others",
+        "clamp_negative",
+    ];
     let rare = ["double_free", "preempt_two", "no_budget_for_decodes", "event_per_block", "promise_unfreed"];
-    missed.retain(|name| !others.contains(name) && !rare.contains(name));
+    missed.retain(|name| !orders.contains(name) && !sequences.contains(name) && !rare.contains(name));
     assert!(missed.is_empty(), "300 random schedules do not find {missed:?}");
 }
 
@@ -199,6 +216,35 @@ fn random_pool_scripts() -> Checked {
     let run = || seed::sweep(1, 500, &pool_scripts(), |script| script.run());
     let is_planted = mutant::available().iter().any(|&fault| mutant::is_on(fault));
     if is_planted { run() } else { PASSES.get_or_init(run).clone() }
+}
+
+/// Scripts on a pool and its sequences, beside their model.
+fn random_sequence_scripts() -> Checked {
+    static PASSES: OnceLock<Checked> = OnceLock::new();
+    let run = || seed::sweep(1, 500, &sequence_scripts(), |script| script.run());
+    let is_planted = mutant::available().iter().any(|&fault| mutant::is_on(fault));
+    if is_planted { run() } else { PASSES.get_or_init(run).clone() }
+}
+
+/// Faults of the scheduler's world that sequences meet too: found there under these names.
+#[test]
+fn random_sequence_scripts_find_the_faults_that_they_share_with_the_scheduler() {
+    for fault in [
+        Mutant::HitWholePrompt,
+        Mutant::BlockedKeepsHits,
+        Mutant::RecountQueriesOnRetry,
+        Mutant::WriteShared,
+        Mutant::SkipRefOnHit,
+        Mutant::HitKeepsInQueue,
+        Mutant::KeepKeyOnReuse,
+        Mutant::KeyWithoutParent,
+        Mutant::PartialTake,
+        Mutant::LeakBlockOnFinish,
+        Mutant::DoubleFree,
+    ] {
+        let found = under(fault, random_sequence_scripts);
+        assert!(found.is_err(), "{} is not found", fault.name());
+    }
 }
 
 /// 10 tokens and 7 outputs, the newest of which has no row: four full blocks.

@@ -22,11 +22,18 @@ impl<T> Door<T> {
     /// Runs `work` on the core with the interpreter kept, and maps its refusal.
     pub fn held<R>(&self, py: Python<'_>, work: impl FnOnce(&mut T) -> blocktable_core::Result<R>) -> PyResult<R> {
         let Ok(mut core) = self.0.lock() else {
-            return Err(PyRuntimeError::new_err("an earlier call broke this scheduler; make a new one"));
+            return Err(PyRuntimeError::new_err("an earlier call broke this object; make a new one"));
         };
         let result = work(&mut core);
         drop(core);
         result.map_err(|refusal| error::to_python(py, refusal))
+    }
+
+    /// What an object does when Python forgets it: there is nobody left to be told of a refusal.
+    pub fn last(&self, work: impl FnOnce(&mut T) -> blocktable_core::Result<()>) {
+        if let Ok(mut core) = self.0.lock() {
+            let _ = work(&mut core);
+        }
     }
 }
 

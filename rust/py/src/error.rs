@@ -19,9 +19,11 @@ pub fn to_python(py: Python<'_>, refusal: Error) -> PyErr {
         Error::WrongStep { given, expected } => make(py, "WrongStepError", (given.0, expected.map(|step| step.0))),
         Error::Stalled { request, reason } => make(py, "StalledError", (request.0, reason)),
         Error::Audit { check, detail } => make(py, "AuditError", (check, detail)),
-        Error::OutOfBlocks { .. } | Error::NotHeld { .. } | Error::NoSuchBlock { .. } => {
-            make(py, "BlocktableError", (refusal.to_string(),))
-        }
+        Error::OutOfBlocks { needed, free } => make(py, "OutOfBlocksError", (needed, free)),
+        Error::NotHeld { block } => make(py, "NotHeldError", (block.get(),)),
+        Error::NoSuchBlock { block, num_blocks } => make(py, "NoSuchBlockError", (block, num_blocks)),
+        Error::Released => make(py, "ReleasedError", ()),
+        Error::ForeignTable => make(py, "ForeignTableError", ()),
     }
 }
 

@@ -7,11 +7,14 @@ use pyo3::prelude::*;
 mod allocations;
 mod bench;
 mod buffer;
+mod cache;
 mod door;
 mod error;
 mod hasher;
 mod plan;
+mod pool;
 mod scheduler;
+mod table;
 mod tokens;
 
 /// The compiled core of blocktable.
@@ -27,11 +30,17 @@ mod _core {
     #[pymodule_export]
     use super::bench::{bench_hash, bench_match, bench_pool};
     #[pymodule_export]
+    use super::cache::PrefixCache;
+    #[pymodule_export]
     use super::hasher::BlockHasher;
     #[pymodule_export]
     use super::plan::{Commit, Plan};
     #[pymodule_export]
+    use super::pool::BlockPool;
+    #[pymodule_export]
     use super::scheduler::Scheduler;
+    #[pymodule_export]
+    use super::table::BlockTable;
 
     /// Choose the planted fault of this thread, or none.
     #[pyfunction]

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use blocktable_core::Config;
 use blocktable_core::plan::{Layout, Sizes};
+use bytemuck::NoUninit;
 use pyo3::prelude::*;
-use pyo3::types::{PySlice, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyByteArray, PySlice, PyTuple};
 
 use crate::buffer::{Arena, Memory};
 
@@ -199,7 +201,9 @@ impl Commit {
     }
 }
 
-/// A numpy array of its own.
-pub fn array<'py, T: IntoPyObject<'py>>(py: Python<'py>, values: Vec<T>, dtype: &str) -> PyResult<Bound<'py, PyAny>> {
-    py.import("numpy")?.call_method1("array", (values, dtype))
+/// A numpy array of its own, made without an object for each value. `dtype` has the size of `T`.
+pub fn array<'py, T: NoUninit>(py: Python<'py>, values: Vec<T>, dtype: &str) -> PyResult<Bound<'py, PyAny>> {
+    static FROM_BUFFER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let bytes = PyByteArray::new(py, bytemuck::cast_slice(&values));
+    FROM_BUFFER.import(py, "numpy", "frombuffer")?.call1((bytes, dtype))
 }

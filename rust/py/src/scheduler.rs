@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use blocktable_core as core;
 use blocktable_core::block_hash::{BlockHasher, Prompt};
-use blocktable_core::ids::{BlockId, RequestId, StepId};
+use blocktable_core::ids::{RequestId, StepId};
 use blocktable_core::plan::PlanMemory;
-use blocktable_core::prefix_index::KeyState;
 use blocktable_core::request::Limits;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -15,6 +14,7 @@ use crate::buffer::lend;
 use crate::door::{Door, released};
 use crate::hasher::algorithm;
 use crate::plan::{ArraySet, Commit, Plan, array};
+use crate::pool::{block_refs, free_queue, published_blocks};
 use crate::tokens::{copy_ints, count, groups, number, token_ids};
 
 /// Prompts from here on are hashed with the interpreter released: about 10 us of work.
@@ -226,26 +226,18 @@ impl Scheduler {
     }
 
     fn free_queue<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let ids = self.door.held(py, |state| Ok(state.core.pool().free_blocks().map(BlockId::get).collect()))?;
-        array::<u32>(py, ids, "int32")
+        let ids = self.door.held(py, |state| Ok(free_queue(state.core.pool())))?;
+        array(py, ids, "int32")
     }
 
     fn block_refs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let holders = self.door.held(py, |state| {
-            let pool = state.core.pool();
-            (0..pool.num_blocks()).map(|id| Ok(pool.holders(pool.block(id)?))).collect()
-        })?;
-        array::<u32>(py, holders, "int32")
+        let holders = self.door.held(py, |state| block_refs(state.core.pool()))?;
+        array(py, holders, "int32")
     }
 
     fn published_blocks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let ids = self.door.held(py, |state| {
-            let pool = state.core.pool();
-            let published =
-                |&id: &u32| pool.block(id).is_ok_and(|block| pool.index().state(block) == KeyState::Published);
-            Ok((0..pool.num_blocks()).filter(published).collect())
-        })?;
-        array::<u32>(py, ids, "int32")
+        let ids = self.door.held(py, |state| Ok(published_blocks(state.core.pool())))?;
+        array(py, ids, "int32")
     }
 
     #[getter]

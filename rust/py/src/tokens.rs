@@ -1,6 +1,7 @@
 //! Python's lists, arrays and numbers to the core's plain ones. Only conversion: bounds of meaning are the core's.
 
 use blocktable_core::GroupSpec;
+use blocktable_core::mutant::{self, Mutant};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyList};
 
@@ -45,6 +46,7 @@ pub fn count(field: &str, object: &Bound<'_, PyAny>) -> PyResult<u32> {
     let Ok(number) = object.extract::<i64>() else {
         return Err(invalid(object.py(), field, object, "must be an int of 0..=4294967295"));
     };
+    let number = if mutant::is_on(Mutant::ClampNegative) { number.max(0) } else { number };
     u32::try_from(number).map_err(|_| invalid(object.py(), field, number, "must be 0..=4294967295"))
 }
 

@@ -5,6 +5,8 @@
 //! [`blocktable_core::block_pool`] promises: what a release frees joins the queue last block first, unpublished content before the
 //! head, published content behind the tail.
 
+#![allow(dead_code, reason = "each test crate uses a part")]
+
 use std::collections::VecDeque;
 
 use blocktable_core::ids::Key;
@@ -19,6 +21,11 @@ pub struct IndexModel {
 impl IndexModel {
     pub fn state(&self, block: u32) -> KeyState {
         self.named.iter().find(|name| name.0 == block).map_or(KeyState::Unnamed, |name| name.2)
+    }
+
+    /// The name of the block's content.
+    pub fn key(&self, block: u32) -> Option<Key> {
+        self.named.iter().find(|name| name.0 == block).map(|name| name.1)
     }
 
     /// The first published block of this key, else the first pending one.

@@ -1,0 +1,165 @@
+//! One chain of tokens on blocks of a pool: how many rows it has, and how many of its blocks have a published name.
+//!
+//! Before: [`Sequences`](crate::sequences::Sequences) keeps it and hands it the pool. Every mutator is all-or-nothing.
+//! Always: rows fit the blocks; the first `named` blocks are full, and published under the keys of this chain.
+
+use crate::block_pool::{BlockPool, Release};
+use crate::block_size::BlockSize;
+use crate::block_table::BlockTable;
+use crate::error::{Error, Result};
+use crate::ids::{BlockId, Key};
+use crate::mutant::{self, Mutant};
+use crate::prefix_index::KeyState;
+
+/// Most rows of a chain: positions fit 31 bits.
+const MAX_ROWS: usize = i32::MAX as usize;
+
+/// Rows that must be copied before anything else is written: what was shared, or can be found by its key, is not written over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowCopy {
+    /// The block that holds the rows.
+    pub source: BlockId,
+    /// The block that takes its place in the table.
+    pub target: BlockId,
+    /// How many rows, from the first on.
+    pub rows: u32,
+}
+
+/// What a lookup found, until it is known whether it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lookup {
+    /// Tokens that were looked for.
+    pub queried: usize,
+    /// Tokens that were found.
+    pub found: usize,
+}
+
+/// One chain of tokens.
+#[derive(Debug, Default)]
+pub(crate) struct Sequence {
+    pub table: BlockTable,
+    /// Tokens whose rows have a place.
+    pub rows: usize,
+    /// Leading blocks that are published.
+    pub named: usize,
+    /// Counted when the first row is appended behind it.
+    pub lookup: Option<Lookup>,
+}
+
+impl Sequence {
+    /// Makes room for `count` rows more. A block that must not be written over is replaced; the rows to be copied are returned.
+    pub fn append(&mut self, pool: &mut BlockPool, size: BlockSize, count: usize) -> Result<Option<RowCopy>> {
+        let end = self.end(count)?;
+        let written = size.full_blocks(self.rows);
+        let replaced = count > 0 && self.table.len() > written && !is_private(pool, self.table.blocks()[written]);
+        self.grow(pool, size, end, u32::from(replaced))?;
+        let copied = if replaced { self.replace(pool, written)? } else { None };
+        let rows = size.offset(self.rows) as u32;
+        self.rows = end;
+        Ok(copied.filter(|_| rows > 0).map(|(source, target)| RowCopy { source, target, rows }))
+    }
+
+    /// Takes blocks for `rows` rows in all.
+    pub fn reserve(&mut self, pool: &mut BlockPool, size: BlockSize, rows: usize) -> Result<()> {
+        let end = self.end(rows.saturating_sub(self.rows))?;
+        self.grow(pool, size, end, 0)
+    }
+
+    /// Gives up all rows from `rows` on, and every block that is not needed for the others.
+    pub fn truncate(&mut self, pool: &mut BlockPool, size: BlockSize, rows: usize) -> Result<()> {
+        if rows > self.rows {
+            let bound = format!("must be at most {}, the tokens of the table", self.rows);
+            return Err(Error::InvalidInput { field: "num_tokens", value: rows as i128, bound });
+        }
+        let rest = self.table.split_off(size.blocks_for(rows));
+        pool.release(rest, Release::Now);
+        self.rows = rows;
+        self.named = self.named.min(size.full_blocks(rows));
+        Ok(())
+    }
+
+    /// Publishes the full blocks from number `start` on under `keys`; how many had no name before. `tokens` is where the rows end that
+    /// have been written.
+    pub fn publish(
+        &mut self,
+        pool: &mut BlockPool,
+        size: BlockSize,
+        start: usize,
+        keys: &[Key],
+        tokens: usize,
+    ) -> Result<u32> {
+        if tokens > self.rows && !mutant::is_on(Mutant::PublishUnwritten) {
+            let bound = format!("must end at {} or before, where the tokens of the table end", self.rows);
+            return Err(Error::InvalidInput { field: "token_ids", value: tokens as i128, bound });
+        }
+        self.check_start(size, start)?;
+        let blocks = &self.table.blocks()[start..];
+        let differs = |(block, key): &(&BlockId, &Key)| pool.index().key(**block).is_some_and(|old| old != **key);
+        if let Some(at) = blocks.iter().zip(keys).position(|pair| differs(&pair))
+            && !mutant::is_on(Mutant::PublishOtherTokens)
+        {
+            let first = (start + at) * size.tokens();
+            let bound = "the tokens from this position on are not those under which the block is published".to_owned();
+            return Err(Error::InvalidInput { field: "token_ids", value: first as i128, bound });
+        }
+        let before = pool.index().num_published();
+        for (&block, key) in blocks.iter().zip(keys) {
+            pool.make_pending(block, *key);
+            pool.publish(block);
+        }
+        self.named = self.named.max(start + keys.len().min(blocks.len()));
+        Ok(pool.index().num_published() - before)
+    }
+
+    /// A start that leaves no block without a name before it.
+    pub fn check_start(&self, size: BlockSize, start: usize) -> Result<()> {
+        if start <= self.named {
+            return Ok(());
+        }
+        let bound = format!("must be at most {}, where the published blocks end", self.named * size.tokens());
+        Err(Error::InvalidInput { field: "start", value: (start * size.tokens()) as i128, bound })
+    }
+
+    /// Key of the block before number `start`; none at the start of the chain.
+    pub fn parent(&self, pool: &BlockPool, size: BlockSize, start: usize) -> Result<Option<Key>> {
+        self.check_start(size, start)?;
+        Ok(start.checked_sub(1).and_then(|last| pool.index().key(self.table.blocks()[last])))
+    }
+
+    fn end(&self, count: usize) -> Result<usize> {
+        let end = self.rows.saturating_add(count);
+        if end > MAX_ROWS {
+            let bound = format!("a table has at most {MAX_ROWS} tokens");
+            return Err(Error::InvalidInput { field: "num_tokens", value: count as i128, bound });
+        }
+        Ok(end)
+    }
+
+    /// Takes blocks for `rows` rows in all if `beside` more are free.
+    fn grow(&mut self, pool: &mut BlockPool, size: BlockSize, rows: usize, beside: u32) -> Result<()> {
+        let lacking = size.blocks_for(rows).saturating_sub(self.table.len()) as u32;
+        let needed = lacking.saturating_add(beside);
+        if needed > pool.num_free() {
+            return Err(Error::OutOfBlocks { needed, free: pool.num_free() });
+        }
+        pool.take(&mut self.table, lacking)
+    }
+
+    /// Puts a free block in the place of entry `at`: (the old one, the new one).
+    fn replace(&mut self, pool: &mut BlockPool, at: usize) -> Result<Option<(BlockId, BlockId)>> {
+        if mutant::is_on(Mutant::WriteShared) {
+            return Ok(None);
+        }
+        let source = self.table.blocks()[at];
+        pool.take(&mut self.table, 1)?;
+        let target = self.table.blocks.pop().expect("the block just taken");
+        self.table.blocks[at] = target;
+        pool.release_blocks(&[source], Release::Now)?;
+        Ok(Some((source, target)))
+    }
+}
+
+/// Whether rows of `block` may be written: one holder, and nobody can find it.
+fn is_private(pool: &BlockPool, block: BlockId) -> bool {
+    pool.holders(block) == 1 && pool.index().state(block) == KeyState::Unnamed
+}

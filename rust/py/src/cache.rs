@@ -1,0 +1,98 @@
+//! The prefix cache of a pool as Python sees it. Keys are made outside the door, with the interpreter released if that takes long.
+
+use blocktable_core::block_hash::{BlockHasher, Prompt};
+use blocktable_core::ids::Key;
+use pyo3::prelude::*;
+
+use crate::door::released;
+use crate::error::invalid;
+use crate::hasher::algorithm;
+use crate::pool::BlockPool;
+use crate::table::BlockTable;
+use crate::tokens::{count, token_ids};
+
+/// Token lists from here on are hashed with the interpreter released: about 10 us of work.
+const LONG: usize = 1024;
+
+/// Finds the longest known prefix of a prompt, and makes full blocks findable.
+#[pyclass(frozen, module = "blocktable._core")]
+pub struct PrefixCache {
+    pool: Py<BlockPool>,
+    hasher: BlockHasher,
+}
+
+#[pymethods]
+impl PrefixCache {
+    #[new]
+    #[pyo3(
+        signature = (pool, *, algorithm="sha256", seed=None),
+        text_signature = "(pool, *, algorithm='sha256', seed=b'')"
+    )]
+    fn new(py: Python<'_>, pool: Py<BlockPool>, algorithm: &str, seed: Option<&[u8]>) -> PyResult<Self> {
+        let algorithm = self::algorithm(py, "algorithm", algorithm)?;
+        let hasher = BlockHasher::new(algorithm, pool.get().block_size, seed.unwrap_or_default());
+        Ok(PrefixCache { pool, hasher })
+    }
+
+    #[pyo3(
+        name = "match",
+        signature = (token_ids, *, reserve=None),
+        text_signature = "($self, token_ids, *, reserve=0)"
+    )]
+    fn py_match(
+        &self,
+        py: Python<'_>,
+        token_ids: &Bound<'_, PyAny>,
+        reserve: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(BlockTable, usize)> {
+        let tokens = self::token_ids("token_ids", token_ids)?;
+        let reserve = reserve.map_or(Ok(0), |reserve| count("reserve", reserve))? as usize;
+        let prompt = self.prompt(py, tokens);
+        let (id, found) = self.pool.get().door.held(py, |core| core.find(&prompt, reserve))?;
+        Ok((BlockTable::new(self.pool.clone_ref(py), id), found))
+    }
+
+    #[pyo3(
+        name = "publish",
+        signature = (table, token_ids, *, start=None),
+        text_signature = "($self, table, token_ids, *, start=0)"
+    )]
+    fn py_publish(
+        &self,
+        py: Python<'_>,
+        table: &BlockTable,
+        token_ids: &Bound<'_, PyAny>,
+        start: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u32> {
+        let tokens = self::token_ids("token_ids", token_ids)?;
+        let start = start.map_or(Ok(0), |start| count("start", start))?;
+        let size = self.pool.get().block_size;
+        if start % size != 0 {
+            return Err(invalid(py, "start", start, &format!("must be a multiple of the block size, {size}")));
+        }
+        let (first, end) = ((start / size) as usize, start as usize + tokens.len());
+        let parent = self.pool.get().door.held(py, |core| core.parent(table.id(), first))?;
+        let keys = self.keys(py, parent, tokens);
+        self.pool.get().door.held(py, |core| core.publish(table.id(), first, &keys, end))
+    }
+
+    fn reset(&self, py: Python<'_>) -> PyResult<u32> {
+        self.pool.get().door.held(py, |core| Ok(core.forget_unheld()))
+    }
+
+    #[getter]
+    fn pool(&self, py: Python<'_>) -> Py<BlockPool> {
+        self.pool.clone_ref(py)
+    }
+}
+
+impl PrefixCache {
+    fn prompt(&self, py: Python<'_>, tokens: Vec<u32>) -> Prompt {
+        if tokens.len() < LONG { self.hasher.prompt(tokens) } else { released(py, || self.hasher.prompt(tokens)) }
+    }
+
+    fn keys(&self, py: Python<'_>, parent: Option<Key>, tokens: Vec<u32>) -> Vec<Key> {
+        let work = || self.hasher.keys_behind(parent.as_ref(), &tokens);
+        if tokens.len() < LONG { work() } else { released(py, work) }
+    }
+}

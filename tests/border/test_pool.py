@@ -1,0 +1,467 @@
+"""`BlockPool`, `BlockTable` and `PrefixCache` on their own: what they do; a bad call is refused by name and changes nothing.
+
+`REFUSALS` is the table of bad calls. The tests marked `mutant` show for each kind of refusal that a core without it is noticed.
+"""
+
+import gc
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from blocktable import (
+    AuditError,
+    BlockPool,
+    BlockTable,
+    BlocktableError,
+    ForeignTableError,
+    InvalidInputError,
+    NoSuchBlockError,
+    NotHeldError,
+    OutOfBlocksError,
+    PrefixCache,
+    ReleasedError,
+    _core,
+)
+
+TOKENS = list(range(100, 110))
+
+
+class Scene:
+    """A pool of 15 usable blocks of 4 tokens; a table of 10 tokens, two blocks of it published; two blocks held one by one."""
+
+    def __init__(self) -> None:
+        self.pool = BlockPool(16, 4)
+        self.cache = PrefixCache(self.pool)
+        self.table, _ = self.cache.match(TOKENS)
+        self.table.append(10)
+        self.cache.publish(self.table, TOKENS)
+        self.single = self.pool.take(2)
+        self.gone = self.pool.table()
+        self.gone.append(1)
+        self.gone.release()
+        self.other = BlockPool(16, 4)
+        self.other_cache = PrefixCache(self.other)
+
+    def seen(self) -> dict[str, object]:
+        """All that can be seen of the pool and the table."""
+        pool, table = self.pool, self.table
+        lists = {
+            "queue": pool.free_queue(), "refs": pool.block_refs(), "published": pool.published_blocks(),
+            "blocks": table.blocks, "slots": table.slots(),
+        }  # fmt: skip
+        return pool.stats() | {name: array.tolist() for name, array in lists.items()} | {"named": table.num_published}
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_a_table_grows_row_by_row(scene):
+    table = scene.pool.table()
+    slots, copies = table.append(3)
+    assert (slots.dtype, slots.tolist(), copies) == (np.int64, [24, 25, 26], [])
+    assert table.append(2)[0].tolist() == [27, 28]
+    assert (table.num_tokens, table.num_blocks, table.blocks.tolist()) == (5, 2, [6, 7])
+    assert table.slots(1, 3).tolist() == [25, 26]
+    assert table.slots(4).tolist() == [28]
+    assert table.append(0)[0].tolist() == []
+    assert table.pool is scene.pool
+    scene.pool.audit()
+
+
+def test_what_is_reserved_is_used_first(scene):
+    table = scene.pool.table()
+    table.reserve(9)
+    assert (table.num_tokens, table.num_blocks) == (0, 3)
+    before = scene.pool.num_free
+    assert table.append(9)[0].tolist() == table.slots().tolist()
+    assert scene.pool.num_free == before
+    table.reserve(1)
+    assert table.num_blocks == 3
+    scene.pool.audit()
+
+
+def test_a_released_table_frees_its_blocks_last_block_first(scene):
+    blocks = scene.table.blocks.tolist()
+    queue = scene.pool.free_queue().tolist()
+    scene.table.release()
+    assert scene.pool.free_queue().tolist() == [blocks[2], *queue, blocks[1], blocks[0]]
+    assert scene.table.is_released
+    scene.pool.audit()
+
+
+def test_a_table_is_released_by_the_end_of_its_with_block_and_by_the_last_reference(scene):
+    before = scene.pool.num_free
+    with scene.pool.table() as table:
+        table.append(9)
+        assert scene.pool.num_free == before - 3
+    assert table.is_released
+    assert scene.pool.num_free == before
+    with pytest.raises(OutOfBlocksError), scene.pool.table() as table:
+        table.append(1000)
+    assert scene.pool.num_free == before
+    with scene.pool.table() as table:
+        table.append(1)
+        table.release()  # then leaving the block is no second release
+    table = scene.pool.table()
+    table.append(9)
+    reference = weakref.ref(table)
+    del table
+    assert reference() is None
+    assert scene.pool.num_free == before
+    scene.pool.audit()
+
+
+def test_a_table_outlives_the_names_of_its_pool():
+    table = BlockPool(8, 4).table()
+    gc.collect()
+    assert table.append(5)[0].tolist() == [4, 5, 6, 7, 8]
+    assert table.pool.num_free == 5
+
+
+def test_a_match_holds_what_it_found(scene):
+    """Between finding and holding there is no gap: what comes in between takes other blocks (I5)."""
+    blocks = scene.table.blocks.tolist()
+    scene.table.release()
+    table, cached = scene.cache.match(TOKENS)
+    assert cached == 8
+    flood = scene.pool.take(scene.pool.num_free)
+    assert not set(flood.tolist()) & set(blocks[:2])
+    assert (table.blocks.tolist(), table.num_tokens, table.num_published) == (blocks[:2], 8, 2)
+    scene.pool.audit()
+
+
+@pytest.mark.parametrize(("length", "cached"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (10, 8)])
+def test_the_last_token_is_always_computed(scene, length, cached):
+    table, found = scene.cache.match(TOKENS[:length])
+    assert found == table.num_tokens == cached
+    scene.pool.audit()
+
+
+def test_a_match_that_reserves_is_all_or_nothing(scene):
+    scene.table.release()
+    before, queue = scene.pool.stats(), scene.pool.free_queue().tolist()
+    with pytest.raises(OutOfBlocksError) as caught:
+        scene.cache.match(TOKENS, reserve=1000)
+    assert (caught.value.needed, caught.value.free) == (250, 13)
+    assert (scene.pool.stats(), scene.pool.free_queue().tolist()) == (before, queue)
+    table, cached = scene.cache.match(TOKENS, reserve=10)
+    assert (cached, table.num_blocks) == (8, 3)
+    scene.pool.audit()
+
+
+def test_hits_are_counted_when_they_are_used_and_once(scene):
+    before = scene.pool.stats()
+    tables = [scene.cache.match(TOKENS)[0] for _ in range(3)]
+    assert scene.pool.stats()["prefix_hits"] == before["prefix_hits"]
+    for _ in range(2):
+        tables[0].append(1)
+    after = scene.pool.stats()
+    assert after["prefix_hits"] - before["prefix_hits"] == 8
+    assert after["prefix_queries"] - before["prefix_queries"] == 10
+    assert after["prefix_prompts"] - before["prefix_prompts"] == 1
+
+
+def test_a_chain_is_published_in_pieces_as_in_one(scene):
+    pool, more = scene.pool, [1, 2, 3, 4, 5, 6]
+    scene.table.append(6)
+    assert scene.cache.publish(scene.table, TOKENS[8:] + more, start=8) == 2
+    whole, _ = scene.cache.match([*TOKENS, *more, 0])
+    assert whole.num_tokens == 16
+    other = BlockPool(16, 4)
+    other_cache = PrefixCache(other)
+    table = other.table()
+    table.append(16)
+    assert other_cache.publish(table, TOKENS + more) == 4
+    assert other_cache.publish(table, TOKENS + more) == 0
+    assert other_cache.match([*TOKENS, *more, 0])[1] == 16
+    pool.audit()
+
+
+def test_only_what_is_written_is_published(scene):
+    scene.table.append(6)
+    assert scene.cache.publish(scene.table, [*TOKENS, 1]) == 0, "11 tokens are written: two full blocks, both published"
+    assert scene.cache.publish(scene.table, [*TOKENS, 1, 2]) == 1
+    assert scene.table.num_published == 3
+
+
+def test_seed_and_algorithm_separate_caches(scene):
+    for options in ({"seed": b"x"}, {"algorithm": "blake3"}):
+        assert PrefixCache(scene.pool, **options).match(TOKENS)[1] == 0
+    assert PrefixCache(scene.pool).match(TOKENS)[1] == 8
+
+
+def test_a_reset_of_the_cache_forgets_what_nobody_holds(scene):
+    assert scene.cache.reset() == 0
+    assert scene.cache.match(TOKENS)[1] == 8
+    scene.table.release()
+    gc.collect()
+    assert scene.cache.reset() == 2
+    assert scene.cache.match(TOKENS)[1] == 0
+    assert scene.pool.published_blocks().tolist() == []
+    scene.pool.audit()
+
+
+def test_a_cut_inside_published_content_copies_before_the_next_write(scene):
+    blocks = scene.table.blocks.tolist()
+    scene.table.truncate(6)
+    assert scene.table.blocks.tolist() == blocks[:2]
+    slots, copies = scene.table.append(1)
+    assert len(copies) == 1
+    source, target, rows = copies[0]
+    assert (source, rows) == (blocks[1], 2)
+    assert scene.table.blocks.tolist() == [blocks[0], target]
+    assert slots.tolist() == [4 * target + 2]
+    assert scene.cache.match(TOKENS)[1] == 8, "what was published is still there"
+    scene.pool.audit()
+
+
+def test_a_cut_at_the_edge_of_a_block_copies_nothing(scene):
+    scene.table.truncate(8)
+    assert scene.table.append(1)[1] == []
+    scene.table.truncate(0)
+    assert (scene.table.num_blocks, scene.table.num_tokens, scene.table.num_published) == (0, 0, 0)
+    scene.pool.audit()
+
+
+def test_single_blocks_come_and_go(scene):
+    assert scene.single.tolist() == [4, 5]
+    assert scene.single.dtype == np.int32
+    queue = scene.pool.free_queue().tolist()
+    scene.pool.release(scene.single)
+    assert scene.pool.free_queue().tolist() == [5, 4, *queue]
+    scene.pool.release(np.array([0, 0]))
+    scene.pool.audit()
+
+
+def test_a_reset_pool_is_as_new(scene):
+    scene.pool.reset()
+    assert scene.pool.free_queue().tolist() == list(range(1, 16))
+    assert scene.pool.stats() == BlockPool(16, 4).stats()
+    assert scene.table.is_released
+    assert scene.cache.match(TOKENS)[1] == 0
+    scene.pool.audit()
+
+
+REFUSALS: dict[str, tuple[type[BlocktableError], Callable[[Scene], object]]] = {
+    "release twice": (ReleasedError, lambda s: s.gone.release()),
+    "append after release": (ReleasedError, lambda s: s.gone.append(1)),
+    "reserve after release": (ReleasedError, lambda s: s.gone.reserve(1)),
+    "truncate after release": (ReleasedError, lambda s: s.gone.truncate(0)),
+    "slots after release": (ReleasedError, lambda s: s.gone.slots()),
+    "blocks after release": (ReleasedError, lambda s: s.gone.blocks),
+    "tokens after release": (ReleasedError, lambda s: s.gone.num_tokens),
+    "number of blocks after release": (ReleasedError, lambda s: s.gone.num_blocks),
+    "number of published after release": (ReleasedError, lambda s: s.gone.num_published),
+    "publish after release": (ReleasedError, lambda s: s.cache.publish(s.gone, TOKENS)),
+    "publish the table of another pool": (ForeignTableError, lambda s: s.cache.publish(s.other.table(), [])),
+    "publish in the cache of another pool": (ForeignTableError, lambda s: s.other_cache.publish(s.table, TOKENS)),
+    "append too much": (OutOfBlocksError, lambda s: s.table.append(1000)),
+    "append far too much": (InvalidInputError, lambda s: s.table.append(2**32 - 1)),
+    "reserve too much": (OutOfBlocksError, lambda s: s.table.reserve(1000)),
+    "match and reserve too much": (OutOfBlocksError, lambda s: s.cache.match(TOKENS, reserve=1000)),
+    "take too many": (OutOfBlocksError, lambda s: s.pool.take(100)),
+    "truncate to more": (InvalidInputError, lambda s: s.table.truncate(11)),
+    "slots past the end": (InvalidInputError, lambda s: s.table.slots(0, 11)),
+    "slots backwards": (InvalidInputError, lambda s: s.table.slots(3, 2)),
+    "publish rows that are not there": (InvalidInputError, lambda s: s.cache.publish(s.table, TOKENS + TOKENS)),
+    "publish other tokens": (InvalidInputError, lambda s: s.cache.publish(s.table, [1, 2, 3, 4])),
+    "publish from inside a block": (InvalidInputError, lambda s: s.cache.publish(s.table, TOKENS[2:], start=2)),
+    "publish with a gap": (InvalidInputError, lambda s: s.cache.publish(s.table, [], start=12)),
+    "match nothing": (InvalidInputError, lambda s: s.cache.match([])),
+    "match what is no token": (InvalidInputError, lambda s: s.cache.match([-1, 2])),
+    "release what a table holds": (NotHeldError, lambda s: s.pool.release(s.table.blocks)),
+    "release what is free": (NotHeldError, lambda s: s.pool.release([4, 9])),
+    "release one block twice in a list": (NotHeldError, lambda s: s.pool.release([4, 5, 4])),
+    "release the block of another pool": (NoSuchBlockError, lambda s: s.pool.release([4, 16])),
+    "release a negative block": (InvalidInputError, lambda s: s.pool.release([4, -1])),
+    "release text": (InvalidInputError, lambda s: s.pool.release("45")),
+    "unknown algorithm": (InvalidInputError, lambda s: PrefixCache(s.pool, algorithm="md5")),
+    "a pool of one": (InvalidInputError, lambda s: BlockPool(1, 4)),
+    "a pool of none": (InvalidInputError, lambda s: BlockPool(0, 4)),
+    "blocks of no token": (InvalidInputError, lambda s: BlockPool(8, 0)),
+    "blocks of too many tokens": (InvalidInputError, lambda s: BlockPool(8, 4097)),
+    **{
+        f"{name} {value!r}": (InvalidInputError, lambda s, call=call, value=value: call(s, value))
+        for value in (-1, True, 1.0, "1", None, 2**32, -(2**70))
+        for name, call in {
+            "append": lambda s, value: s.table.append(value),
+            "reserve": lambda s, value: s.table.reserve(value),
+            "truncate to": lambda s, value: s.table.truncate(value),
+            "take": lambda s, value: s.pool.take(value),
+            "match with reserve": lambda s, value: s.cache.match(TOKENS, reserve=value if value is not None else "none"),
+            "pool of": lambda s, value: BlockPool(value, 4),
+            "blocks of": lambda s, value: BlockPool(8, value),
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("bad", REFUSALS)
+def test_a_bad_call_is_refused_by_its_type_and_changes_nothing(scene, bad):
+    check_refusal(scene, bad)
+
+
+def check_refusal(scene: Scene, bad: str) -> None:
+    kind, call = REFUSALS[bad]
+    before = scene.seen()
+    with pytest.raises(BlocktableError) as caught:
+        call(scene)
+    assert type(caught.value) is kind, caught.value
+    if isinstance(caught.value, InvalidInputError):
+        assert caught.value.field
+        assert caught.value.bound
+    assert scene.seen() == before
+    scene.pool.audit()
+
+
+@pytest.mark.parametrize("bad", ["append", "release", "publish"])
+def test_a_table_of_a_pool_that_was_reset_is_refused(scene, bad):
+    check_reset(scene, bad)
+
+
+def check_reset(scene: Scene, bad: str) -> None:
+    scene.pool.reset()
+    queue = scene.pool.free_queue().tolist()
+    calls = {
+        "append": lambda: scene.table.append(1),
+        "release": lambda: scene.table.release(),
+        "publish": lambda: scene.cache.publish(scene.table, []),
+    }
+    with pytest.raises(ReleasedError):
+        calls[bad]()
+    with pytest.raises(NotHeldError):
+        scene.pool.release(scene.single)
+    assert scene.pool.free_queue().tolist() == queue
+    scene.pool.audit()
+
+
+def test_a_table_and_a_pool_of_nothing_else_is_made_by_hand():
+    with pytest.raises(TypeError):
+        BlockTable()
+    with pytest.raises(TypeError):
+        PrefixCache(object())
+
+
+MUTANTS = {
+    "release_keeps_seat": ("release twice", "append after release", "publish after release"),
+    "foreign_table_taken": ("publish the table of another pool", "publish in the cache of another pool"),
+    "loose_drops_others": ("release what a table holds",),
+    "publish_unwritten": ("publish rows that are not there",),
+    "publish_other_tokens": ("publish other tokens",),
+    "blocked_keeps_hits": ("match and reserve too much",),
+    "clamp_negative": ("append -1", "reserve -1", "truncate to -1", "take -1", "match with reserve -1"),
+    "partial_take": ("take too many",),
+}
+
+
+BROKEN = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""A pool that a planted fault has broken may break down once more when Python forgets the tables."""
+
+
+@BROKEN
+@pytest.mark.mutant
+@pytest.mark.parametrize(("mutant", "bad"), [(mutant, bad) for mutant, calls in MUTANTS.items() for bad in calls])
+def test_a_core_that_takes_a_bad_call_is_noticed(mutant, bad):
+    _core.set_mutant(mutant)
+    try:
+        with pytest.raises((AssertionError, AuditError, pytest.fail.Exception)):
+            check_refusal(Scene(), bad)
+    finally:
+        _core.set_mutant(None)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("bad", ["append", "release", "publish"])
+def test_a_reset_that_keeps_tables_alive_is_noticed(bad):
+    scene = Scene()
+    _core.set_mutant("reset_keeps_tables")
+    try:
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            check_reset(scene, bad)
+    finally:
+        _core.set_mutant(None)
+
+
+BEHAVIOUR = {
+    "hit_whole_prompt": lambda scene: test_the_last_token_is_always_computed(scene, 8, 4),
+    "skip_ref_on_hit": test_a_match_holds_what_it_found,
+    "hit_keeps_in_queue": test_a_match_holds_what_it_found,
+    "recount_queries_on_retry": test_hits_are_counted_when_they_are_used_and_once,
+    "write_shared": test_a_cut_inside_published_content_copies_before_the_next_write,
+    "forward_order": test_a_released_table_frees_its_blocks_last_block_first,
+    "head_order": test_a_released_table_frees_its_blocks_last_block_first,
+    "leak_block_on_finish": test_a_table_is_released_by_the_end_of_its_with_block_and_by_the_last_reference,
+    "keep_key_on_reuse": lambda scene: check_reuse(scene),
+}
+
+
+def check_reuse(scene: Scene) -> None:
+    """What is handed out again is not found any more (I8)."""
+    scene.table.release()
+    flood = scene.pool.take(scene.pool.num_free)
+    assert scene.cache.match(TOKENS)[1] == 0
+    scene.pool.release(flood)
+    scene.pool.audit()
+
+
+def test_a_block_that_is_handed_out_again_is_not_found_any_more(scene):
+    check_reuse(scene)
+
+
+@BROKEN
+@pytest.mark.mutant
+@pytest.mark.parametrize("mutant", BEHAVIOUR)
+def test_a_core_that_behaves_otherwise_is_noticed(mutant):
+    scene = Scene()
+    _core.set_mutant(mutant)
+    try:
+        with pytest.raises((AssertionError, AuditError)):
+            BEHAVIOUR[mutant](scene)
+    finally:
+        _core.set_mutant(None)
+
+
+def test_taking_and_releasing_makes_no_object_for_a_block():
+    """As many collected objects for a thousand blocks as for one, and none of them stays."""
+    pool = BlockPool(5000, 16)
+    pool.release(pool.take(1))
+
+    def made(num_blocks: int) -> int:
+        gc.collect()
+        gc.disable()
+        try:
+            before = gc.get_count()[0]
+            held = pool.take(num_blocks)
+            table = pool.table()
+            slots, copies = table.append(num_blocks * 16)
+            after = gc.get_count()[0]
+        finally:
+            gc.enable()
+        assert len(held) == num_blocks
+        assert len(slots) == 16 * num_blocks
+        assert copies == []
+        pool.release(held)
+        return after - before
+
+    assert made(2000) == made(1) < 10
+
+
+@pytest.mark.mutant  # only that build counts
+def test_a_decoding_table_allocates_only_when_a_block_is_taken():
+    pool = BlockPool(5000, 16)
+    table = pool.table()
+    table.append(16)
+    pool.release(pool.take(1))
+
+    def allocations(call: Callable[[], object]) -> int:
+        before = _core.allocations()
+        call()
+        return _core.allocations() - before
+
+    assert allocations(lambda: table.append(1)) <= 4, "the list of slots, on its way out"
+    pool.release(pool.take(4000))
+    assert allocations(lambda: pool.release(pool.take(4000))) <= 20, "lists that double, nothing for each block"
