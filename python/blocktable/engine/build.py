@@ -21,6 +21,7 @@ from ..errors import InvalidInputError, ModelLoadError
 from ..model.checkpoint import read_tokenizer
 from ..model.kv_memory import KVMemory
 from ..model.kv_sizing import KVSizing, size_kv
+from ..model.layer_groups import group_layers
 from ..model.loader import LoadedModel, load_model, unwrap_model, wrap_model
 from ..model.runner import ModelRunner
 from ..model.source import resolve_source
@@ -143,8 +144,9 @@ def _assemble(
         raise ModelLoadError(config.tokenizer, "holds no tokenizer")
     tokenizer = None if words is None else Tokenizer(words)
     config = _settle_config(config, loaded)
+    geometry = group_layers(loaded.geometry, config.max_model_len or loaded.max_model_len, loaded.name)
     sizing = size_kv(
-        loaded.geometry,
+        geometry,
         config.block_size,
         loaded.device,
         num_blocks=config.num_blocks,
@@ -154,8 +156,8 @@ def _assemble(
     logger.info("%s: %s", loaded.name, sizing)
     config = replace(config, num_blocks=sizing.num_blocks)
     loop = StepLoop(
-        scheduler=_make_scheduler(config, loaded),
-        runner=ModelRunner(loaded, KVMemory(loaded.geometry, sizing, loaded.device)),
+        scheduler=_make_scheduler(config, loaded, [group.window for group in geometry.groups]),
+        runner=ModelRunner(loaded, KVMemory(geometry, sizing, loaded.device)),
         sampler=Sampler(config.max_num_seqs, loaded.vocab_size),
         tokenizer=tokenizer,
         seeds=SeedSource(config.seed),
@@ -182,7 +184,7 @@ def _settle_config(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
     )
 
 
-def _make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
+def _make_scheduler(config: EngineConfig, loaded: LoadedModel, windows: list[int | None]) -> Scheduler:
     if config.num_blocks is None or config.max_model_len is None:
         raise InvalidInputError("num_blocks", config.num_blocks, "must be settled before the scheduler is made")
     return Scheduler(
@@ -195,6 +197,7 @@ def _make_scheduler(config: EngineConfig, loaded: LoadedModel) -> Scheduler:
         max_waiting=config.max_waiting,
         long_prefill_threshold=config.long_prefill_threshold,
         max_preemptions=config.max_preemptions,
+        groups=windows,
         enable_prefix_caching=config.enable_prefix_caching,
         event_buffer_size=0 if config.kv_events_config is None else config.kv_events_config.records,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -61,31 +62,39 @@ class ContextSlot:
         return (ContextSlot, ())
 
 
+@dataclass(frozen=True, slots=True)
+class GroupStep:
+    """What one step reads and writes in one group of layers."""
+
+    batch: AttentionBatch
+    slots: Tensor
+    """[T] int64, block * block size + offset, -1 = nowhere."""
+
+
 class PagedForward:
-    """One step's context: the batch it attends to, the slots it writes, and each layer's views of the KV memory."""
+    """One step's context: for each layer what its group attends to and writes, and its views of the KV memory."""
 
-    __slots__ = ("_batch", "_layers", "_slots")
+    __slots__ = ("_layers", "_steps")
 
-    def __init__(self, batch: AttentionBatch, slots: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """`slots` [T] int64, block * block size + offset, -1 = nowhere. `layers` holds, in the order of `trace`, k_cache
-        [N, Hkv, B, Dk] and v_cache [N, Hkv, B, Dv]."""
-        self._batch = batch
-        self._slots = slots
+    def __init__(self, steps: Sequence[GroupStep], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """In the order of `trace`, for each layer its group's step, and k_cache [N, Hkv, B, Dk] and v_cache [N, Hkv, B, Dv]."""
+        self._steps = steps
         self._layers = layers
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
         """Write the step's keys and values, then attend: a row may be read in the step that writes it."""
         k_cache, v_cache = self._layers[layer]
+        step = self._steps[layer]
         q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
         if not q.dtype == k.dtype == v.dtype == k_cache.dtype:
             q, k, v = q.to(k_cache.dtype), k.to(k_cache.dtype), v.to(k_cache.dtype)
-        store_kv(k, v, k_cache, v_cache, self._slots)
+        store_kv(k, v, k_cache, v_cache, step.slots)
         scaling = options["scaling"]
         out = paged_attention(
             q,
             k_cache,
             v_cache,
-            self._batch,
+            step.batch,
             scale=q.shape[-1] ** -0.5 if scaling is None else float(scaling),
             window=options["sliding_window"] or 0,
             softcap=options["softcap"] or 0.0,

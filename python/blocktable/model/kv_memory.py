@@ -1,8 +1,9 @@
 """The KV memory: every block's keys and values of every layer, in one allocation.
 
 Before: `kv_sizing` said how many blocks. After: `runner` hands each layer its two views; kernels write and read them. Always:
-row b of the allocation is block b; in it, for each layer in order, K [kv_heads, block_size, key_dim] and then V [kv_heads,
-block_size, value_dim], without gaps. The views of all layers cover the allocation and never overlap.
+row b of the allocation is block b, of whichever group holds it; in it, for each layer of that group in order, K [kv_heads,
+block_size, key_dim] and then V [kv_heads, block_size, value_dim], without gaps. The views of a group's layers never overlap,
+and cover the allocation but for padding; those of other groups lie over them, on blocks that are never theirs at once.
 """
 
 from __future__ import annotations
@@ -60,18 +61,19 @@ class KVMemory:
         if not len(copies):
             return
         self._check_copies(copies)
-        for _, source, target, rows in copies.tolist():
+        for group, source, target, rows in copies.tolist():
             if rows == self.block_size:
                 self.buffer[target].copy_(self.buffer[source])
                 continue
-            for caches in self.layers:
-                for cache in caches:
+            for layer in self.geometry.groups[group].layers:
+                for cache in self.layers[layer]:
                     cache[target, :, :rows].copy_(cache[source, :, :rows])
 
     def _check_copies(self, copies: NDArray[np.int32]) -> None:
         groups, blocks, rows = copies[:, 0], copies[:, 1:3], copies[:, 3]
-        if groups.any():
-            raise InvalidInputError("copies", int(groups.max()), "group must be 0: there is one group")
+        most = len(self.geometry.groups) - 1
+        if groups.min() < 0 or groups.max() > most:
+            raise InvalidInputError("copies", groups.tolist(), f"groups must be 0..{most}")
         if blocks.min() < 0 or blocks.max() >= self.num_blocks:
             raise InvalidInputError("copies", blocks.tolist(), f"blocks must be 0..{self.num_blocks - 1}")
         if rows.min() < 0 or rows.max() > self.block_size:
@@ -102,15 +104,17 @@ def _take_lazily(elements: int, dtype: torch.dtype) -> Tensor:
 
 
 def _layer_views(buffer: Tensor, geometry: KVGeometry, block_size: int) -> tuple[tuple[Tensor, Tensor], ...]:
-    views: list[tuple[Tensor, Tensor]] = []
-    start = 0
-    for layer in geometry.layers:
-        pair: list[Tensor] = []
-        for width in (layer.key_dim, layer.value_dim):
-            size = layer.kv_heads * block_size * width
-            shape = (len(buffer), layer.kv_heads, block_size, width)
-            strides = (buffer.stride(0), block_size * width, width, 1)
-            pair.append(buffer.as_strided(shape, strides, storage_offset=start))
-            start += size
-        views.append((pair[0], pair[1]))
-    return tuple(views)
+    views: dict[int, tuple[Tensor, Tensor]] = {}
+    for group in geometry.groups:
+        start = 0
+        for number in group.layers:
+            layer = geometry.layers[number]
+            pair: list[Tensor] = []
+            for width in (layer.key_dim, layer.value_dim):
+                size = layer.kv_heads * block_size * width
+                shape = (len(buffer), layer.kv_heads, block_size, width)
+                strides = (buffer.stride(0), block_size * width, width, 1)
+                pair.append(buffer.as_strided(shape, strides, storage_offset=start))
+                start += size
+            views[number] = (pair[0], pair[1])
+    return tuple(views[number] for number in range(len(geometry.layers)))

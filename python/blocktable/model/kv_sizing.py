@@ -31,8 +31,13 @@ class KVSizing:
     block_size: int
     """Tokens a block."""
     bytes_per_block: int
+    """Of one block: the layers of one group."""
     chosen_by: str
     """`num_blocks`, `kv_cache_memory_bytes`, `memory_share`, or `default share of memory`."""
+    num_groups: int = 1
+    """Groups of layers; a token takes a row in a block of each."""
+    padding: float = 0.0
+    """Share of the bytes that holds nothing, since the groups are not equally large."""
     available_bytes: int | None
     """Free memory of the device when this was chosen; None where the system does not say."""
 
@@ -43,13 +48,14 @@ class KVSizing:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that fit: the null block holds none."""
-        return (self.num_blocks - 1) * self.block_size
+        """Tokens that fit if every group keeps them all: the null block holds none."""
+        return (self.num_blocks - 1) // self.num_groups * self.block_size
 
     def __str__(self) -> str:
         free = "" if self.available_bytes is None else f" of {_mebibytes(self.available_bytes)} free"
+        groups = "" if self.num_groups == 1 else f" in {self.num_groups} groups, {self.padding:.1%} of them padding,"
         return (
-            f"{self.num_blocks} KV blocks of {self.block_size} tokens ({self.num_tokens} tokens), "
+            f"{self.num_blocks} KV blocks of {self.block_size} tokens{groups} ({self.num_tokens} tokens), "
             f"{_mebibytes(self.total_bytes)}{free}, chosen by {self.chosen_by}"
         )
 
@@ -82,7 +88,13 @@ def size_kv(
     _check_blocks(field, value, blocks, per_block, free)
     chosen_by = field if field != "memory_share" or memory_share is not None else "default share of memory"
     return KVSizing(
-        num_blocks=blocks, block_size=block_size, bytes_per_block=per_block, chosen_by=chosen_by, available_bytes=free
+        num_blocks=blocks,
+        block_size=block_size,
+        bytes_per_block=per_block,
+        num_groups=len(geometry.groups),
+        padding=geometry.padding,
+        chosen_by=chosen_by,
+        available_bytes=free,
     )
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from ..errors import UnsupportedModelError
 from ..kernels.attention_batch import AttentionBatch
 from .attention_bridge import IMPLEMENTATION, set_implementation
-from .forward_context import PagedForward
+from .forward_context import GroupStep, PagedForward
 from .geometry import KVGeometry
 from .kv_memory import KVMemory
 from .kv_sizing import KVSizing
@@ -120,7 +120,7 @@ def _run_step(
         token_ids=torch.cat([s.tokens[at.to(device)] for s, at in zip(sequences, ranges)]),
         positions=torch.cat(ranges).to(device),
         rows=torch.arange(sum(counts), device=device),
-        context=PagedForward(batch, torch.cat(slots).to(device), memory.layers),
+        context=PagedForward([GroupStep(batch, torch.cat(slots).to(device))] * len(memory.layers), memory.layers),
     )
     logits = packed_logits(model, inputs)
     errors = []

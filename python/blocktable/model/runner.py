@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from ..kernels.attention_batch import AttentionBatch
 from ..kernels.scratch import Scratch
-from .forward_context import PagedForward
+from .forward_context import GroupStep, PagedForward
 from .kv_memory import KVMemory
 from .loader import LoadedModel
 from .packed_forward import PackedInputs, packed_logits
@@ -30,11 +30,12 @@ class ModelRunner:
     """A loaded model over its KV memory."""
 
     def __init__(self, loaded: LoadedModel, kv_memory: KVMemory) -> None:
-        """Raises `InvalidInputError` if the memory was laid out for another model."""
-        if kv_memory.geometry != loaded.geometry:
+        """Raises `InvalidInputError` if the memory was laid out for another model. Plans have the memory's groups."""
+        if (kv_memory.geometry.layers, kv_memory.geometry.dtype) != (loaded.geometry.layers, loaded.geometry.dtype):
             raise InvalidInputError("kv_memory", kv_memory.geometry, f"must be laid out for this model: {loaded.geometry}")
         self._loaded = loaded
         self._memory = kv_memory
+        self._groups = [kv_memory.geometry.group_of(layer) for layer in range(len(kv_memory.layers))]
         self._scratch = Scratch()
         self._keeps_rows = takes(loaded.model, "logits_to_keep")
 
@@ -59,15 +60,13 @@ class ModelRunner:
         """The step as attention sees it; only the columns that hold visible tokens are taken from the tables."""
         block_size = self._memory.block_size
         columns = -(-int(plan.seq_lens.max()) // block_size)
-        tables = plan.block_tables[0, :, :columns].take(plan.seq_slots, axis=0)  # [S, columns]
-        batch = AttentionBatch.build(
-            self._moved(tables),
-            torch.from_numpy(plan.query_starts.copy()),  # read on the CPU
-            self._moved(plan.seq_lens.copy()),
-            block_size,
-            self._scratch,
-        )
-        return PagedForward(batch, self._moved(plan.slot_mapping[0].copy()), self._memory.layers)
+        starts, lens = torch.from_numpy(plan.query_starts.copy()), self._moved(plan.seq_lens.copy())  # starts: read on the CPU
+        steps = []
+        for tables, slots in zip(plan.block_tables, plan.slot_mapping, strict=True):
+            rows = self._moved(tables[:, :columns].take(plan.seq_slots, axis=0))  # [S, columns]
+            batch = AttentionBatch.build(rows, starts, lens, block_size, self._scratch)
+            steps.append(GroupStep(batch, self._moved(slots.copy())))
+        return PagedForward([steps[group] for group in self._groups], self._memory.layers)
 
     def _moved(self, array: NDArray[Any]) -> Tensor:
         """A tensor over `array`, which must be ours (a plan's memory is written again), on the model's device."""
