@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ._core import BlockHasher, BlockPool, BlockTable, Commit, Plan, PrefixCache, Scheduler, __version__
 from .errors import (
     AuditError,
+    BeingWrittenError,
     BlocktableError,
     EndpointError,
     ForeignTableError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AuditError",
+    "BeingWrittenError",
     "BlockHasher",
     "BlockPool",
     "BlockTable",

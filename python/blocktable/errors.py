@@ -82,6 +82,14 @@ class NotHeldError(BlocktableError):
         self.block = block
 
 
+class BeingWrittenError(BlocktableError):
+    """The rows that were to be copied are written by a step in flight."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__(f"block {block} is written by the step in flight")
+        self.block = block
+
+
 class NoSuchBlockError(BlocktableError, IndexError):
     """A block id at or past the end of the pool."""
 

@@ -4,6 +4,7 @@
 //! `free + held + parked + 1 null == num_blocks`; [`BlockPool::audit`] recounts it from the tables that are alive.
 //! Every mutator is all-or-nothing: a refused call leaves counts, queue order and tables as they were.
 
+use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
 use crate::events::{Content, EventLog};
@@ -21,15 +22,31 @@ pub enum Release {
     Parked,
 }
 
+/// Rows to be copied from one block to another before anything is written: the copy that a write into shared content needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Where the rows are. Its lease must outlive the copy.
+    pub source: BlockId,
+    /// Where they go: a block with one holder and no name.
+    pub target: BlockId,
+}
+
+/// Not in a parked list.
+const NOT_PARKED: u32 = u32::MAX;
+
 /// The pool.
 pub struct BlockPool {
     holders: Box<[u32]>,
     queue: FreeQueue,
     index: PrefixIndex,
     /// Lists of blocks without holders that a step in flight still names, in order of release, each last block first.
+    /// A block that was hit since left the null block in its place.
     parked: Vec<BlockId>,
     /// Where each parked list ends.
     parked_ends: Vec<usize>,
+    /// Where each block stands in `parked`.
+    parked_at: Box<[u32]>,
+    num_parked: u32,
     /// Blocks that lost their last holder in the call under way. Kept for its memory.
     freed: Vec<BlockId>,
     evictions: u64,
@@ -51,6 +68,8 @@ impl BlockPool {
             index: PrefixIndex::new(num_blocks),
             parked: Vec::new(),
             parked_ends: Vec::new(),
+            parked_at: vec![NOT_PARKED; num_blocks as usize].into(),
+            num_parked: 0,
             freed: Vec::new(),
             evictions: 0,
         })
@@ -84,7 +103,7 @@ impl BlockPool {
     /// Blocks without holders that a step in flight still names.
     #[must_use]
     pub fn num_parked(&self) -> u32 {
-        self.parked.len() as u32
+        self.num_parked
     }
 
     /// Blocks that somebody holds.
@@ -99,10 +118,10 @@ impl BlockPool {
         self.evictions
     }
 
-    /// Holders of `block`.
+    /// Holders of `block`; none of a block that this pool does not have.
     #[must_use]
     pub fn holders(&self, block: BlockId) -> u32 {
-        self.holders[block.index()]
+        self.holders.get(block.index()).copied().unwrap_or(0)
     }
 
     /// The names of the blocks' contents.
@@ -119,7 +138,7 @@ impl BlockPool {
     /// Bytes that the pool keeps for each block.
     #[must_use]
     pub fn bytes_per_block(&self) -> f64 {
-        (size_of::<u32>() + 2 * size_of::<u32>()) as f64 + self.index.bytes_per_block()
+        (2 * size_of::<u32>() + 2 * size_of::<u32>()) as f64 + self.index.bytes_per_block()
     }
 
     /// A block id from outside.
@@ -201,22 +220,104 @@ impl BlockPool {
         Ok(())
     }
 
+    /// A second table over the blocks of `table`, each with one holder more. Costs O(blocks) and copies no row.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`] or [`Error::NotHeld`] for the table of another pool; nothing changes then.
+    pub fn fork(&mut self, table: &BlockTable) -> Result<BlockTable> {
+        for &block in table.blocks.iter().filter(|&&block| block != BlockId::NULL) {
+            self.block(block.get())?;
+            if self.holders(block) == 0 {
+                return Err(Error::NotHeld { block });
+            }
+        }
+        let missed = usize::from(mutant::is_on(Mutant::ForkMissesLast)).min(table.len());
+        for block in &table.blocks[..table.len() - missed] {
+            self.holders[block.index()] += u32::from(*block != BlockId::NULL);
+        }
+        Ok(BlockTable { blocks: table.blocks.clone() })
+    }
+
+    /// Cuts `table` to the blocks of its first `rows` rows. The others are given back as one list, last block first. The rows that
+    /// are cut off inside the last block stay written; who writes over them asks [`BlockPool::make_writable`] first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if the table has fewer rows; [`Error::NotHeld`] or [`Error::NoSuchBlock`] for the table of another
+    /// pool. Nothing changes then.
+    pub fn truncate(&mut self, table: &mut BlockTable, rows: usize, size: BlockSize, when: Release) -> Result<()> {
+        if rows > table.len() * size.tokens() {
+            let bound = format!("must be at most {}, the rows of the table", table.len() * size.tokens());
+            return Err(Error::InvalidInput { field: "rows", value: rows as i128, bound });
+        }
+        let kept =
+            if mutant::is_on(Mutant::TruncateKeepsBlock) { rows / size.tokens() + 1 } else { size.blocks_for(rows) };
+        let cut = table.blocks.get(kept..).unwrap_or(&[]);
+        self.release_blocks(cut, when)?;
+        table.blocks.truncate(kept);
+        Ok(())
+    }
+
+    /// Makes entry `index` of `table` a block that this table alone holds and that nobody can find by a key, so that its rows may be
+    /// written. A block that is so already stays: the last owner writes in place. Otherwise a free block takes its place, the
+    /// old one loses a holder, and the rows to be kept must be copied before the write; `when` says from when on the old one may be
+    /// handed out, should nobody hold it any more.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBlocks`]; [`Error::InvalidInput`] if the table has no such entry; [`Error::NotHeld`] or
+    /// [`Error::NoSuchBlock`] if the entry is the null block or of another pool; [`Error::BeingWritten`] if a step in flight writes
+    /// the rows that would be copied. Nothing changes then.
+    pub fn make_writable(&mut self, table: &mut BlockTable, index: usize, when: Release) -> Result<Option<BlockCopy>> {
+        let Some(&source) = table.blocks.get(index) else {
+            let bound = format!("must be below {}, the blocks of the table", table.len());
+            return Err(Error::InvalidInput { field: "index", value: index as i128, bound });
+        };
+        self.block(source.get())?;
+        match (self.holders(source), self.index.state(source)) {
+            (0, _) => return Err(Error::NotHeld { block: source }),
+            (1, KeyState::Unnamed) => return Ok(None),
+            (_, KeyState::Pending) => return Err(Error::BeingWritten { block: source }),
+            _ if mutant::is_on(Mutant::WriteInPlace) => return Ok(None),
+            _ => {}
+        }
+        self.take(table, 1)?;
+        let target = table.blocks.pop().expect("the block just taken");
+        table.blocks[index] = target;
+        if !mutant::is_on(Mutant::CopyKeepsHolder) {
+            self.release_blocks(&[source], when)?;
+        }
+        Ok(Some(BlockCopy { source, target }))
+    }
+
     /// The step in flight has ended: parked lists enter the queue, in order of their release.
     pub fn end_leases(&mut self) {
-        let lists = std::mem::take(&mut self.parked);
         let mut start = 0;
-        for end in std::mem::take(&mut self.parked_ends) {
-            self.freed.extend_from_slice(&lists[start..end]);
+        for list in 0..self.parked_ends.len() {
+            let end = self.parked_ends[list];
+            for at in start..end {
+                let block = self.parked[at];
+                if block != BlockId::NULL {
+                    self.parked_at[block.index()] = NOT_PARKED;
+                    self.freed.push(block);
+                }
+            }
             self.enqueue_freed();
             start = end;
         }
+        self.parked.clear();
+        self.parked_ends.clear();
+        self.num_parked = 0;
     }
 
     /// Names the content that the step in flight completes in `block`. The null block has no content.
-    pub fn make_pending(&mut self, block: BlockId, key: Key) {
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`] for an id of another pool.
+    pub fn make_pending(&mut self, block: BlockId, key: Key) -> Result<()> {
+        self.block(block.get())?;
         if block != BlockId::NULL {
             self.index.make_pending(block, key);
         }
+        Ok(())
     }
 
     /// Says what `block`, which was just made pending under `key`, will hold. Only events need to know.
@@ -224,14 +325,24 @@ impl BlockPool {
         self.index.describe(block, key, content);
     }
 
-    /// The content of `block` is confirmed and may be found by its key.
-    pub fn publish(&mut self, block: BlockId) {
+    /// The content of `block` is confirmed and may be found by its key. Without a pending name nothing happens.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`] for an id of another pool.
+    pub fn publish(&mut self, block: BlockId) -> Result<()> {
+        self.block(block.get())?;
         self.index.publish(block);
+        Ok(())
     }
 
-    /// Takes a pending name away: the step that writes the content failed, or its writer is gone.
-    pub fn withdraw(&mut self, block: BlockId) {
+    /// Takes a name away: the step that writes the content failed, or its writer is gone.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`] for an id of another pool.
+    pub fn withdraw(&mut self, block: BlockId) -> Result<()> {
+        self.block(block.get())?;
         self.index.forget(block);
+        Ok(())
     }
 
     /// Forgets all published content that nobody holds; returns how many blocks forgot theirs.
@@ -276,11 +387,16 @@ impl BlockPool {
             );
         }
         let mut places = vec![0u32; self.holders.len()];
-        for block in forwards.iter().chain(&self.parked) {
+        for block in forwards.iter().chain(self.parked.iter().filter(|&&block| block != BlockId::NULL)) {
             places[block.index()] += 1;
         }
+        let stand = |id: &usize| self.parked_at[*id] != NOT_PARKED;
+        let misplaced = |id: &usize| self.parked[self.parked_at[*id] as usize].index() != *id;
+        if let Some(id) = (0..named.len()).filter(stand).find(misplaced) {
+            return wrong("A3", format!("block {id} does not stand at its place among the parked blocks"));
+        }
         let held = self.holders.iter().filter(|&&holders| holders > 0).count();
-        let total = self.queue.len() as usize + held + self.parked.len() + 1;
+        let total = self.queue.len() as usize + held + self.num_parked as usize + 1;
         if total != self.holders.len() || self.holders[0] != 0 || places[0] != 0 {
             return wrong("A1", format!("free + held + parked + null is {total} of {}", self.holders.len()));
         }
@@ -342,10 +458,10 @@ impl BlockPool {
 
     /// Takes a block, hit while it was parked, out of its list: it enters the queue when that hit ends (design 14).
     fn unpark(&mut self, block: BlockId) {
-        let Some(at) = self.parked.iter().position(|&parked| parked == block) else { return };
-        self.parked.remove(at);
-        for end in self.parked_ends.iter_mut().filter(|end| **end > at) {
-            *end -= 1;
+        let at = std::mem::replace(&mut self.parked_at[block.index()], NOT_PARKED);
+        if at != NOT_PARKED && !mutant::is_on(Mutant::HitStaysParked) {
+            self.parked[at as usize] = BlockId::NULL;
+            self.num_parked -= 1;
         }
     }
 
@@ -353,7 +469,12 @@ impl BlockPool {
         if self.freed.is_empty() {
             return;
         }
-        self.parked.append(&mut self.freed);
+        for &block in &self.freed {
+            self.parked_at[block.index()] = self.parked.len() as u32;
+            self.parked.push(block);
+        }
+        self.num_parked += self.freed.len() as u32;
+        self.freed.clear();
         self.parked_ends.push(self.parked.len());
     }
 }
@@ -373,8 +494,8 @@ mod tests {
     }
 
     fn publish(pool: &mut BlockPool, block: BlockId, name: u8) {
-        pool.make_pending(block, Key([name; 32]));
-        pool.publish(block);
+        pool.make_pending(block, Key([name; 32])).unwrap();
+        pool.publish(block).unwrap();
     }
 
     fn free(pool: &BlockPool) -> Vec<u32> {
@@ -487,7 +608,10 @@ mod tests {
         let mut table = taken(&mut pool, 1);
         assert_eq!(pool.share(&mut table, foreign), refused);
         assert_eq!(pool.release_blocks(&[table.blocks()[0], foreign], Release::Now), refused);
-        pool.make_pending(BlockId::NULL, Key([1; 32]));
+        assert_eq!(pool.make_pending(foreign, Key([1; 32])), refused);
+        assert_eq!((pool.publish(foreign), pool.withdraw(foreign)), (refused.clone(), refused.clone()));
+        assert_eq!((pool.holders(foreign), pool.index().state(foreign)), (0, KeyState::Unnamed));
+        pool.make_pending(BlockId::NULL, Key([1; 32])).unwrap();
         assert_eq!(pool.index().lookup(&Key([1; 32])), None);
         pool.audit([&table]).unwrap();
     }

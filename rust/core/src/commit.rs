@@ -110,9 +110,9 @@ impl Scheduler {
         for pending in self.flight.entries[at].pending.clone() {
             let block = self.flight.pending[pending];
             if publish_instead {
-                self.pool.publish(block);
+                self.pool.publish(block).expect("a block of this pool");
             } else {
-                self.pool.withdraw(block);
+                self.pool.withdraw(block).expect("a block of this pool");
             }
         }
         self.put_back_sharers(at + 1);
@@ -140,7 +140,7 @@ impl Scheduler {
     /// what the step in flight brings for it.
     fn put_back(&mut self, entry: &Entry) {
         for pending in entry.pending.clone() {
-            self.pool.withdraw(self.flight.pending[pending]);
+            self.pool.withdraw(self.flight.pending[pending]).expect("a block of this pool");
         }
         let size = self.block_size;
         let kept = self.length_in_sight(entry.seat, entry.shared.start);
@@ -175,10 +175,10 @@ impl Scheduler {
             let block = self.flight.pending[pending];
             let number = size.full_blocks(entry.start) + (pending - entry.pending.start) / self.groups.len();
             if (number + 1) * size.tokens() <= end || mutant::is_on(Mutant::PublishPartial) {
-                self.pool.publish(block);
+                self.pool.publish(block).expect("a block of this pool");
                 request.published = number + 1;
             } else {
-                self.pool.withdraw(block);
+                self.pool.withdraw(block).expect("a block of this pool");
                 withdrawn = true;
             }
         }

@@ -40,6 +40,11 @@ pub enum Error {
         /// The block.
         block: BlockId,
     },
+    /// A step in flight writes the rows that were to be copied.
+    BeingWritten {
+        /// The block.
+        block: BlockId,
+    },
     /// A block id at or past the end of the pool.
     NoSuchBlock {
         /// The id.
@@ -97,6 +102,7 @@ impl std::fmt::Display for Error {
             Error::QueueFull { limit } => write!(f, "{limit} requests are waiting, which is the limit (max_waiting)"),
             Error::OutOfBlocks { needed, free } => write!(f, "{needed} blocks were asked for, {free} are free"),
             Error::NotHeld { block } => write!(f, "block {} has no holder", block.get()),
+            Error::BeingWritten { block } => write!(f, "block {} is written by the step in flight", block.get()),
             Error::NoSuchBlock { block, num_blocks } => write!(f, "block {block}: must be below {num_blocks}"),
             Error::Released => write!(f, "the table was released, or its pool was reset"),
             Error::ForeignTable => write!(f, "the table belongs to another pool"),

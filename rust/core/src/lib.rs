@@ -11,6 +11,7 @@
 
 pub mod block_hash;
 pub mod block_pool;
+pub mod block_ref;
 pub mod block_size;
 pub mod block_table;
 pub mod config;

@@ -170,6 +170,18 @@ mutants! {
     LooseDropsOthers = "loose_drops_others",
     /// The border takes a negative count for 0.
     ClampNegative = "clamp_negative",
+    /// A fork counts no holder for its last block.
+    ForkMissesLast = "fork_misses_last",
+    /// A table that is cut at a block's end keeps one block more.
+    TruncateKeepsBlock = "truncate_keeps_block",
+    /// Shared and published blocks are written in place.
+    WriteInPlace = "write_in_place",
+    /// A block that was copied keeps the holder that wrote elsewhere.
+    CopyKeepsHolder = "copy_keeps_holder",
+    /// A hit leaves a parked block in its list.
+    HitStaysParked = "hit_stays_parked",
+    /// A guard that goes keeps its block.
+    GuardKeepsBlock = "guard_keeps_block",
 }
 
 #[cfg(feature = "mutants")]

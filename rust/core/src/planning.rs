@@ -115,7 +115,7 @@ impl Scheduler {
         for at in begun..full {
             for (group, table) in request.tables().enumerate() {
                 let (block, key) = (table.blocks()[at], request.keys[at].in_group(group));
-                self.pool.make_pending(block, key);
+                self.pool.make_pending(block, key).expect("a block of this pool");
                 if self.config.event_buffer_size > 0
                     && let Some(tokens) = request.tokens.get(size.tokens() * at..size.tokens() * (at + 1))
                 {
@@ -124,7 +124,7 @@ impl Scheduler {
                 }
                 self.flight.pending.push(block);
                 if mutant::is_on(Mutant::PublishAtPlan) {
-                    self.pool.publish(block);
+                    self.pool.publish(block).expect("a block of this pool");
                 }
             }
         }

@@ -69,10 +69,10 @@ impl PrefixIndex {
         self.events.as_deref()
     }
 
-    /// State of the name of `block`'s content.
+    /// State of the name of `block`'s content. A block that this pool does not have has none.
     #[must_use]
     pub fn state(&self, block: BlockId) -> KeyState {
-        self.states[block.index()]
+        self.states.get(block.index()).copied().unwrap_or(KeyState::Unnamed)
     }
 
     /// Every block, named or not.
@@ -103,7 +103,7 @@ impl PrefixIndex {
     }
 
     /// Names the content that the step in flight completes in `block`. A block that has a name keeps it.
-    pub fn make_pending(&mut self, block: BlockId, key: Key) {
+    pub(crate) fn make_pending(&mut self, block: BlockId, key: Key) {
         if self.state(block) != KeyState::Unnamed {
             return;
         }
@@ -114,7 +114,7 @@ impl PrefixIndex {
     /// Says what `block`, which was just made pending under `key`, will hold. Only events need to know.
     pub fn describe(&mut self, block: BlockId, key: Key, content: Content<'_>) {
         if let Some(events) = &mut self.events
-            && self.states[block.index()] == KeyState::Pending
+            && self.states.get(block.index()) == Some(&KeyState::Pending)
             && self.keys[block.index()] == key
         {
             events.describe(block, content);
@@ -125,7 +125,7 @@ impl PrefixIndex {
     }
 
     /// The pending content of `block` is confirmed. Without a pending name nothing happens.
-    pub fn publish(&mut self, block: BlockId) {
+    pub(crate) fn publish(&mut self, block: BlockId) {
         if self.state(block) != KeyState::Pending {
             return;
         }
@@ -140,7 +140,7 @@ impl PrefixIndex {
     }
 
     /// Takes the name of `block`'s content away, if it has one; true if it was published.
-    pub fn forget(&mut self, block: BlockId) -> bool {
+    pub(crate) fn forget(&mut self, block: BlockId) -> bool {
         let state = self.state(block);
         if state == KeyState::Unnamed {
             return false;

@@ -104,8 +104,8 @@ impl Sequence {
         }
         let before = pool.index().num_published();
         for (&block, key) in blocks.iter().zip(keys) {
-            pool.make_pending(block, *key);
-            pool.publish(block);
+            pool.make_pending(block, *key).expect("a block of this pool");
+            pool.publish(block).expect("a block of this pool");
         }
         self.named = self.named.max(start + keys.len().min(blocks.len()));
         Ok(pool.index().num_published() - before)

@@ -20,6 +20,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use blocktable_core::block_hash::Algorithm;
+use blocktable_core::block_pool::BlockPool;
+use blocktable_core::block_ref::SharedPool;
 use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::mutant::{self, Mutant};
@@ -129,6 +131,12 @@ rows! {
     reset_keeps_tables: ResetKeepsTables, ["use after reset"], random_sequence_scripts;
     foreign_table_taken: ForeignTableTaken, ["foreign"], random_sequence_scripts;
     loose_drops_others: LooseDropsOthers, ["release_blocks", "A2"], random_sequence_scripts;
+    fork_misses_last: ForkMissesLast, ["A2"], random_pool_scripts;
+    truncate_keeps_block: TruncateKeepsBlock, ["model", "A2"], random_pool_scripts;
+    write_in_place: WriteInPlace, ["model"], random_pool_scripts;
+    copy_keeps_holder: CopyKeepsHolder, ["A2"], random_pool_scripts;
+    hit_stays_parked: HitStaysParked, ["A1", "A3"], random_pool_scripts;
+    guard_keeps_block: GuardKeepsBlock, ["A2"], a_guard_goes;
 }
 
 /// Faults that nothing here can see, and what sees them.
@@ -173,7 +181,16 @@ fn random_schedules_alone_find_most_faults() {
         "clamp_negative",
     ];
     let rare = ["double_free", "preempt_two", "no_budget_for_decodes", "event_per_block", "promise_unfreed"];
-    missed.retain(|name| !orders.contains(name) && !sequences.contains(name) && !rare.contains(name));
+    let tables = [
+        "fork_misses_last",
+        "truncate_keeps_block",
+        "write_in_place",
+        "copy_keeps_holder",
+        "hit_stays_parked",
+        "guard_keeps_block",
+    ];
+    let elsewhere = [&orders[..], &sequences, &tables, &rare].concat();
+    missed.retain(|name| !elsewhere.contains(name));
     assert!(missed.is_empty(), "300 random schedules do not find {missed:?}");
 }
 
@@ -252,6 +269,13 @@ fn one_request_runs_to_its_end() -> Checked {
     let mut driver = Driver::new(config(9, 4));
     driver.submit(prompt(1, 10), up_to(7))?;
     driver.drain()
+}
+
+fn a_guard_goes() -> Checked {
+    let pool = SharedPool::new(BlockPool::new(4).expect("a pool"));
+    let held = pool.take().expect("a free block");
+    drop(held.share().expect("held"));
+    broken::audited(pool.lock().audit([held.table()]))
 }
 
 fn one_block_is_taken() -> Checked {

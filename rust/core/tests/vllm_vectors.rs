@@ -136,8 +136,8 @@ impl Replay {
             return;
         }
         for (key, &block) in sequence.keys.iter().zip(sequence.table.blocks()).skip(from) {
-            self.pool.make_pending(block, *key);
-            self.pool.publish(block);
+            self.pool.make_pending(block, *key).expect("a block of this pool");
+            self.pool.publish(block).expect("a block of this pool");
         }
     }
 

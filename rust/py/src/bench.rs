@@ -39,8 +39,8 @@ fn cycle(
     if published {
         for &block in table.blocks() {
             *names += 1;
-            pool.make_pending(block, key(*names));
-            pool.publish(block);
+            pool.make_pending(block, key(*names)).expect("a block of this pool");
+            pool.publish(block).expect("a block of this pool");
         }
     }
     let blocks = table.blocks().to_vec();
@@ -85,8 +85,8 @@ pub fn bench_pool(py: Python<'_>, num_blocks: u32, batch: u32, published: bool, 
         if published {
             for &block in table.blocks() {
                 names += 1;
-                pool.make_pending(block, key(names));
-                pool.publish(block);
+                pool.make_pending(block, key(names)).expect("a block of this pool");
+                pool.publish(block).expect("a block of this pool");
             }
         }
         lists.extend_from_slice(table.blocks());
@@ -154,8 +154,8 @@ pub fn bench_match(
         let mut table = BlockTable::new();
         pool.take(&mut table, blocks).map_err(refused)?;
         for (&block, &key) in table.blocks().iter().zip(&keys) {
-            pool.make_pending(block, key);
-            pool.publish(block);
+            pool.make_pending(block, key).expect("a block of this pool");
+            pool.publish(block).expect("a block of this pool");
         }
         pool.release(table, Release::Now);
     }
@@ -182,8 +182,8 @@ fn age(pool: &mut BlockPool) -> Result<(), blocktable_core::Error> {
     let mut table = BlockTable::new();
     pool.take(&mut table, pool.usable())?;
     for (n, &block) in table.blocks().iter().enumerate() {
-        pool.make_pending(block, key(n as u64 + 1));
-        pool.publish(block);
+        pool.make_pending(block, key(n as u64 + 1)).expect("a block of this pool");
+        pool.publish(block).expect("a block of this pool");
     }
     let mut blocks = table.blocks().to_vec();
     let mut state = 0x2545_F491_4F6C_DD1Du64;

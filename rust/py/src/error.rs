@@ -24,6 +24,7 @@ pub fn to_python(py: Python<'_>, refusal: Error) -> PyErr {
         Error::NoSuchBlock { block, num_blocks } => make(py, "NoSuchBlockError", (block, num_blocks)),
         Error::Released => make(py, "ReleasedError", ()),
         Error::ForeignTable => make(py, "ForeignTableError", ()),
+        Error::BeingWritten { block } => make(py, "BeingWrittenError", (block.get(),)),
     }
 }
 

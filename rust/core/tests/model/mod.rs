@@ -76,6 +76,15 @@ pub struct PoolModel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotHeld(pub u32);
 
+/// Why a table's entry cannot be made writable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    NoSuchEntry,
+    /// A step writes this block.
+    BeingWritten(u32),
+    NoneFree,
+}
+
 impl PoolModel {
     pub fn new(num_blocks: u32) -> Self {
         PoolModel {
@@ -139,6 +148,33 @@ impl PoolModel {
             self.enqueue(&freed)
         }
         Ok(())
+    }
+
+    pub fn fork(&mut self, blocks: &[u32]) {
+        for &block in blocks {
+            self.holders[block as usize] += 1;
+        }
+    }
+
+    /// Entry `index` of `table` gets a block of its own, unless it is that already: (source, target) of the copy.
+    pub fn make_writable(
+        &mut self,
+        table: &mut [u32],
+        index: usize,
+        park: bool,
+    ) -> Result<Option<(u32, u32)>, Refusal> {
+        let source = *table.get(index).ok_or(Refusal::NoSuchEntry)?;
+        let state = self.index.state(source);
+        if self.holders[source as usize] == 1 && state == KeyState::Unnamed {
+            return Ok(None);
+        }
+        if state == KeyState::Pending {
+            return Err(Refusal::BeingWritten(source));
+        }
+        let target = self.take(1).ok_or(Refusal::NoneFree)?[0];
+        table[index] = target;
+        self.release(&[source], park).expect("the table holds it");
+        Ok(Some((source, target)))
     }
 
     pub fn end_leases(&mut self) {

@@ -7,7 +7,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use blocktable_core::block_pool::{BlockPool, Release};
+use blocktable_core::block_pool::{BlockCopy, BlockPool, Release};
+use blocktable_core::block_size::BlockSize;
 use blocktable_core::block_table::BlockTable;
 use blocktable_core::error::Error;
 use blocktable_core::events::{Content, EventLog};
@@ -16,10 +17,12 @@ use blocktable_core::prefix_index::KeyState;
 
 use crate::broken::{Broken, Checked, audited, broken};
 use crate::mirror::Mirror;
-use crate::model::{NotHeld, PoolModel};
+use crate::model::{NotHeld, PoolModel, Refusal};
 
 const TABLES: usize = 4;
 const KEYS: u8 = 6;
+/// Rows of a block, for those calls that count rows.
+const SIZE: u32 = 3;
 /// Ids from here on belong to another pool.
 const FOREIGN: u32 = 16;
 
@@ -48,6 +51,22 @@ pub enum PoolOp {
     ReleaseList {
         tables: Vec<usize>,
         extra: Option<u32>,
+        park: bool,
+    },
+    /// A second table over the blocks of one takes the place of another.
+    Fork {
+        from: usize,
+        to: usize,
+    },
+    /// Cut a table to so many rows, in blocks of [`SIZE`].
+    Truncate {
+        table: usize,
+        rows: usize,
+        park: bool,
+    },
+    MakeWritable {
+        table: usize,
+        index: usize,
         park: bool,
     },
     EndLeases,
@@ -84,6 +103,11 @@ pub fn pool_scripts() -> impl Strategy<Value = PoolScript> {
         3 => (table(), any::<bool>()).prop_map(|(table, park)| PoolOp::Release { table, park }),
         2 => (vec(table(), 0..4), proptest::option::weighted(0.3, any_block()), any::<bool>())
             .prop_map(|(tables, extra, park)| PoolOp::ReleaseList { tables, extra, park }),
+        2 => (table(), table()).prop_map(|(from, to)| PoolOp::Fork { from, to }),
+        2 => (table(), 0..40_usize, any::<bool>())
+            .prop_map(|(table, rows, park)| PoolOp::Truncate { table, rows, park }),
+        3 => (table(), 0..8_usize, any::<bool>())
+            .prop_map(|(table, index, park)| PoolOp::MakeWritable { table, index, park }),
         2 => Just(PoolOp::EndLeases),
         5 => (block(), 0..KEYS).prop_map(|(block, key)| PoolOp::MakePending { block, key }),
         5 => block().prop_map(|block| PoolOp::Publish { block }),
@@ -139,23 +163,26 @@ impl World {
             PoolOp::Share { table, block } => self.share(table, self.block(block)),
             PoolOp::Release { table, park } => self.release(table, park),
             PoolOp::ReleaseList { ref tables, extra, park } => self.release_list(tables, extra, park),
+            PoolOp::Fork { from, to } => self.fork(from, to),
+            PoolOp::Truncate { table, rows, park } => self.truncate(table, rows, park),
+            PoolOp::MakeWritable { table, index, park } => self.make_writable(table, index, park),
             PoolOp::EndLeases => {
                 self.pool.end_leases();
                 self.model.end_leases();
                 Ok(())
             }
             PoolOp::MakePending { block, key } => self.on_block(block, |pool, model, block| {
-                pool.make_pending(block, name(key));
+                pool.make_pending(block, name(key)).expect("a block of the pool");
                 let parent = key.checked_sub(1).map(name);
                 pool.describe(block, name(key), Content { parent, tokens: &[TokenId::from(key)], group: key % 2 });
                 model.index.make_pending(block.get(), name(key));
             }),
             PoolOp::Publish { block } => self.on_block(block, |pool, model, block| {
-                pool.publish(block);
+                pool.publish(block).expect("a block of the pool");
                 model.index.publish(block.get());
             }),
             PoolOp::Withdraw { block } => self.on_block(block, |pool, model, block| {
-                pool.withdraw(block);
+                pool.withdraw(block).expect("a block of the pool");
                 model.index.forget(block.get());
             }),
             PoolOp::ForgetUnheld => same("blocks that forgot", self.pool.forget_unheld(), self.model.forget_unheld()),
@@ -191,6 +218,47 @@ impl World {
         let (real, list) = std::mem::take(&mut self.tables[table]);
         self.pool.release(real, when(park));
         same("release in the model", self.model.release(&list, park), Ok(()))
+    }
+
+    fn fork(&mut self, from: usize, to: usize) -> Checked {
+        if from == to {
+            return Ok(());
+        }
+        self.release(to, false)?;
+        let forked = self.pool.fork(&self.tables[from].0);
+        let list = self.tables[from].1.clone();
+        self.model.fork(&list);
+        same("fork", forked.as_ref().map(BlockTable::len), Ok(list.len()))?;
+        self.tables[to] = (forked.expect("compared"), list);
+        Ok(())
+    }
+
+    fn truncate(&mut self, table: usize, rows: usize, park: bool) -> Checked {
+        let (real, list) = &mut self.tables[table];
+        let got = self.pool.truncate(real, rows, BlockSize::new(SIZE), when(park));
+        let most = list.len() * SIZE as usize;
+        if rows > most {
+            let bound = format!("must be at most {most}, the rows of the table");
+            return same("truncate", got, Err(Error::InvalidInput { field: "rows", value: rows as i128, bound }));
+        }
+        let cut = list.split_off(rows.div_ceil(SIZE as usize));
+        same("truncate in the model", self.model.release(&cut, park), Ok(()))?;
+        same("truncate", got, Ok(()))
+    }
+
+    fn make_writable(&mut self, table: usize, index: usize, park: bool) -> Checked {
+        let block = |id| self.pool.block(id).expect("a block of the pool");
+        let (real, list) = &mut self.tables[table];
+        let wanted = match self.model.make_writable(list, index, park) {
+            Ok(copy) => Ok(copy.map(|(source, target)| BlockCopy { source: block(source), target: block(target) })),
+            Err(Refusal::NoSuchEntry) => {
+                let bound = format!("must be below {}, the blocks of the table", list.len());
+                Err(Error::InvalidInput { field: "index", value: index as i128, bound })
+            }
+            Err(Refusal::BeingWritten(id)) => Err(Error::BeingWritten { block: block(id) }),
+            Err(Refusal::NoneFree) => Err(Error::OutOfBlocks { needed: 1, free: 0 }),
+        };
+        same("make_writable", self.pool.make_writable(real, index, when(park)), wanted)
     }
 
     fn release_list(&mut self, tables: &[usize], extra: Option<u32>, park: bool) -> Checked {
