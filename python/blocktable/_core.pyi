@@ -25,6 +25,11 @@ END_ABORTED: int
 END_ABORTED_CAPACITY: int
 """Alone in the pool and still not fitting."""
 
+_Range = tuple[int, int, str]
+"""(start, end, text): tokens start..end - 1."""
+_Adapter = tuple[str, int] | tuple[str, int, str]
+"""(name, load number), or (name, load number, path); only vLLM's algorithms look at the path."""
+
 def set_mutant(name: str | None) -> None:
     """Choose the planted fault of this thread, or none. Raises `InvalidInputError` if this build has no such fault."""
 
@@ -55,6 +60,8 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         hash_algorithm: str = "sha256",
         hash_seed: bytes = b"",
+        kv_layout: bytes = b"",
+        weights_version: str = "",
         event_buffer_size: int = 0,
     ) -> Scheduler: ...
     def submit(
@@ -64,9 +71,21 @@ class Scheduler:
         max_tokens: int,
         min_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
+        domain: str | None = None,
+        public_tokens: int = 0,
+        adapter: _Adapter | None = None,
+        cache_salt: str | Sequence[_Range] | None = None,
+        media: Sequence[_Range] = (),
         now_us: int = 0,
     ) -> int:
         """Queue one request; returns its id, which is never given again.
+
+        Who may share its prefix. `domain` is the tenant, from authenticated context; none is a deployment without tenants.
+        `public_tokens`, from the operator alone: so many tokens at the start are everybody's, and only what follows is the
+        tenant's. `adapter` computes the rows; give another load number whenever one is loaded. `cache_salt`, from the client:
+        one text for the whole prompt, or (start, end, text) for ranges of tokens; `media` are (start, end, id). A block that a
+        range touches is shared with equal ranges only. With vLLM's algorithms a domain, a public range, a salt for a part and a
+        load number above 0 are refused: those keys could not keep them apart.
 
         `stop_token_ids` holds every id that ends the text (the model's own end ids too, unless they are to be ignored);
         they are not looked at before `min_tokens` outputs. Raises `InvalidInputError` (field, value, bound),
@@ -113,6 +132,17 @@ class Scheduler:
     def event_snapshot(self) -> bytes | None:
         """All that is published now as events, in the same bytes: everything is cleared, then each key is stored, parents
         first. None if no events are recorded. Walks the whole pool."""
+
+    def set_weights_version(self, version: str) -> int:
+        """Other weights compute rows from the next plan on: no later request finds what the old ones computed.
+
+        Who waits looks for its prefix anew. Who runs goes on with rows of both, publishes nothing more (`is_mixed`), and is
+        computed anew by the new ones after a preemption. Returns how many run so. Raises `StepInFlightError`; with vLLM's
+        algorithms, whose keys know no weights, `InvalidInputError`: use `reset_prefix_cache`.
+        """
+
+    def is_mixed(self, request_id: int) -> bool:
+        """Whether the rows of a live request were computed by several versions of the weights. Raises `UnknownRequestError`."""
 
     def audit(self) -> None:
         """Recount every invariant from the tables, the leases and a walk of the free queue. Raises `AuditError`."""
@@ -241,11 +271,25 @@ class Commit:
 
 @final
 class BlockHasher:
-    """Chained keys of full blocks (design 4)."""
+    """Chained keys of full blocks (design 4).
+
+    `algorithm`: `sha256` and `blake3` hash our own encoding. `sha256_cbor` and `vllm_sha256` are vLLM's `sha256_cbor` and
+    `sha256`, byte for byte, so that its routers know our keys; `seed` is then the text of vLLM's PYTHONHASHSEED, empty for its
+    fixed default.
+    """
 
     def __new__(cls, *, block_size: int, algorithm: str = "sha256", seed: bytes = b"") -> BlockHasher: ...
-    def keys(self, token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64]) -> list[bytes]:
-        """32-byte key of each full block of a chain."""
+    def keys(
+        self,
+        token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64],
+        *,
+        domain: str | None = None,
+        public_tokens: int = 0,
+        adapter: _Adapter | None = None,
+        cache_salt: str | Sequence[_Range] | None = None,
+        media: Sequence[_Range] = (),
+    ) -> list[bytes]:
+        """32-byte key of each full block of a chain; the arguments are those of `Scheduler.submit`."""
 
 def bench_pool(*, num_blocks: int, batch: int, published: bool, rounds: int) -> dict[str, float]:
     """Time take + release inside Rust, after checking that the ids come out right.

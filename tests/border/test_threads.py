@@ -92,6 +92,17 @@ class Caller(threading.Thread):
         if self.rng.random() < 0.02:
             self.scheduler.reset_prefix_cache()
 
+    def call_submit_as(self):
+        tokens = self.rng.integers(0, 100, 20)
+        tenant = str(self.rng.integers(0, 3))
+        identity = {"public_tokens": 9, "adapter": ("a", 1), "cache_salt": [(10, 12, "s")]}
+        self.scheduler.submit(tokens, max_tokens=2, domain=tenant, **identity)
+
+    def call_weights(self):
+        if self.rng.random() < 0.05:
+            self.scheduler.set_weights_version(str(self.rng.integers(0, 2)))
+        self.scheduler.is_mixed(self.some_request())
+
     def call_events(self):
         came = self.scheduler.read_events(self.next_event)
         if came is not None:
@@ -161,7 +172,7 @@ def test_every_method_is_called_by_the_threads():
     source = {
         "submit", "plan", "commit", "fail", "abort", "finish", "stats", "config", "num_running", "num_waiting", "free_queue",
         "block_refs", "published_blocks", "num_cached_tokens", "audit", "reset_prefix_cache",
-        "read_events", "event_snapshot",
+        "read_events", "event_snapshot", "set_weights_version", "is_mixed",
     }  # fmt: skip
     assert {name for name in dir(Scheduler) if not name.startswith("_")} == source
     assert {name for name in dir(BlockHasher) if not name.startswith("_")} == {"keys"}

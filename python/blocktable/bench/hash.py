@@ -17,7 +17,7 @@ Runs inside Rust, one thread, by the wall clock; the best of fifty runs."""
 
 TABLE = ("algorithm", "default", "ns_per_block", "tokens_per_s", "peer", "peer_ns_per_block", "ratio_ns_per_block")
 
-ALGORITHMS = ("blake3", "sha256")
+ALGORITHMS = ("blake3", "sha256", "sha256_cbor", "vllm_sha256")
 BLOCK_SIZE = 16
 
 

@@ -80,12 +80,23 @@ class Driver:
         self._settle()
 
     def submit(
-        self, prompt: Sequence[int], *, max_tokens: int = 4, min_tokens: int = 0, stop_token_ids: Sequence[int] = ()
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 4,
+        min_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+        **identity: Any,
     ) -> Request:
-        """`Scheduler.submit`; what it raises is raised here, after the audit."""
+        """`Scheduler.submit`; what it raises is raised here, after the audit. `identity`: its domain, salts, adapter, media."""
         try:
             number = self.scheduler.submit(
-                prompt, max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids, now_us=self._tick()
+                prompt,
+                max_tokens=max_tokens,
+                min_tokens=min_tokens,
+                stop_token_ids=stop_token_ids,
+                now_us=self._tick(),
+                **identity,
             )
         finally:
             self._settle()

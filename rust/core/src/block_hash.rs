@@ -1,232 +1,283 @@
-//! Chained keys of full blocks: what is and is not in a key (design 4).
+//! Chained keys of full blocks: `key = hash(parent key, tokens, what is particular to the block)` (design 4).
 //!
-//! `key = hash(domain; parent key, tokens)`. The domain (version, algorithm, block size, seed) enters once, as BLAKE3's key or as
-//! SHA-256's first parent; after that every input of a chain has the same length, so the encoding is injective.
-//! A 16-token block hashes 32 + 64 bytes: two compressions of either algorithm. Keys depend on nothing of this process or
-//! machine: the same seed gives the same keys anywhere.
+//! Before: a [`Chain`] says who may share and what is particular; the bytes are those of [`key_encoding`], or of vLLM
+//! ([`vllm_encoding`](crate::vllm_encoding)). After: the prefix index finds blocks by their keys. What is constant along a chain enters
+//! once, in the root that is the parent of its first block. Keys depend on nothing of this process or machine: the same seed gives the
+//! same keys anywhere.
 
 use sha2::{Digest, Sha256};
 
+use crate::chain::{Adapter, Chain, Domain, Identity};
 use crate::error::{Error, Result};
 use crate::ids::{Key, TokenId};
+use crate::key_encoding::{self, Constant};
 use crate::mutant::{self, Mutant};
+use crate::vllm_encoding;
 
-/// Names this encoding. A change of the encoding changes the name, so that old keys match nothing.
-const DOMAIN: &str = "blocktable 2026-11 block key v1";
+pub use crate::algorithm::Algorithm;
+pub use crate::prompt::Prompt;
 
-/// Which cryptographic hash makes the keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
-    /// BLAKE3 in keyed mode, 256 bits.
-    Blake3,
-    /// SHA-256.
-    Sha256,
-}
-
-impl Algorithm {
-    /// The faster of the two for a 16-token block on processors with SHA instructions, where serving runs: `blocktable bench hash`
-    /// shows both.
-    pub const DEFAULT: Algorithm = Algorithm::Sha256;
-
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Algorithm::Blake3 => "blake3",
-            Algorithm::Sha256 => "sha256",
-        }
-    }
-
-    /// The algorithm of this name.
-    pub fn from_name(name: &str) -> Option<Algorithm> {
-        match name {
-            "blake3" => Some(Algorithm::Blake3),
-            "sha256" => Some(Algorithm::Sha256),
-            _ => None,
-        }
-    }
-}
-
-/// Makes the keys of one domain.
+/// Makes the keys of one pool.
 #[derive(Clone)]
 pub struct BlockHasher {
     algorithm: Algorithm,
+    makes_keys: bool,
     block_size: usize,
+    seed: Box<[u8]>,
+    layout: Box<[u8]>,
+    /// Empty: the weights never change.
+    weights: Box<[u8]>,
+    /// How often the weights changed.
+    pub(crate) generation: u32,
     /// BLAKE3's key.
     domain: [u8; 32],
-    /// Parent of the first block of a chain.
-    root: Key,
-    /// Parent key and tokens, laid out for one call.
+    /// Root of a chain of [`Domain::Deployment`] without an adapter.
+    deployment: Key,
+    /// What is hashed, laid out for one call. Kept for its memory.
     input: Vec<u8>,
 }
 
 impl BlockHasher {
-    /// A hasher for blocks of `block_size` tokens; `seed` separates deployments that must not share keys.
+    /// A hasher for blocks of `block_size` tokens; `seed` separates deployments that must not share keys. For vLLM's algorithms it is
+    /// the text that vLLM takes from `PYTHONHASHSEED`; empty is its fixed default.
     #[must_use]
     pub fn new(algorithm: Algorithm, block_size: u32, seed: &[u8]) -> Self {
-        let mut material = Vec::with_capacity(16 + seed.len());
-        material.extend_from_slice(&block_size.to_le_bytes());
-        material.extend_from_slice(&(seed.len() as u64).to_le_bytes());
-        material.extend_from_slice(seed);
-        let (domain, root) = match algorithm {
-            Algorithm::Blake3 => (blake3::derive_key(DOMAIN, &material), Key::ROOT),
-            Algorithm::Sha256 => {
-                let mut hash = Sha256::new_with_prefix(DOMAIN);
-                hash.update(&material);
-                ([0; 32], Key(hash.finalize().into()))
-            }
+        let hasher = BlockHasher {
+            algorithm,
+            makes_keys: true,
+            block_size: block_size as usize,
+            seed: seed.into(),
+            layout: Box::default(),
+            weights: Box::default(),
+            generation: 0,
+            domain: [0; 32],
+            deployment: Key::ROOT,
+            input: Vec::with_capacity(32 + 4 * block_size as usize),
         };
-        let block_size = block_size as usize;
-        BlockHasher { algorithm, block_size, domain, root, input: vec![0; 32 + 4 * block_size] }
+        hasher.rooted()
     }
 
-    /// Key of the block that holds `tokens` behind `parent`; `None` is the start of a chain.
+    /// The same for rows of another number format or layout. vLLM's keys do not depend on it.
+    #[must_use]
+    pub fn with_layout(mut self, layout: &[u8]) -> Self {
+        self.layout = layout.into();
+        self.rooted()
+    }
+
+    /// The same for other weights: none of its keys is one of before. Empty is a version like any other.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] unless there are exactly `block_size` tokens.
-    pub fn key(&mut self, parent: Option<&Key>, tokens: &[TokenId]) -> Result<Key> {
+    /// [`Error::InvalidInput`] if the version has no place in vLLM's keys, or is too long.
+    pub fn with_weights(mut self, version: &[u8]) -> Result<Self> {
+        let most = if self.algorithm.vllm_format().is_some() { 0 } else { crate::chain::MAX_NAME };
+        if version.len() > most {
+            let bound = format!("bytes: must be at most {most} with hash_algorithm {}", self.algorithm.name());
+            return Err(Error::InvalidInput { field: "weights_version", value: version.len() as i128, bound });
+        }
+        if *self.weights != *version {
+            self.weights = version.into();
+            self.generation += 1;
+        }
+        Ok(self)
+    }
+
+    /// What makes the keys.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Which weights compute the rows.
+    #[must_use]
+    pub fn weights(&self) -> &[u8] {
+        &self.weights
+    }
+
+    /// The chain of a prompt of `prompt_len` tokens.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] with the first field that breaks a bound, or that vLLM's keys have no place for.
+    pub fn chain(&mut self, mut identity: Identity, prompt_len: usize) -> Result<Chain> {
+        identity.validate(prompt_len)?;
+        if self.algorithm.vllm_format().is_some() {
+            check_vllm(&identity, self.algorithm)?;
+            return Ok(Chain::new(self.deployment, identity, self.block_size, true));
+        }
+        let start = if identity.public_tokens > 0 { &Domain::Public } else { &identity.domain };
+        let root = if *start == Domain::Deployment && identity.adapter.is_none() {
+            self.deployment
+        } else {
+            self.root(start, identity.adapter.as_ref())
+        };
+        Ok(Chain::new(root, identity, self.block_size, false))
+    }
+
+    /// The chain of tokens of [`Domain::Deployment`] and nothing else.
+    #[must_use]
+    pub fn plain_chain(&self) -> Chain {
+        Chain { root: self.deployment, extras: None }
+    }
+
+    /// Key of block `at` of `chain`, which holds `tokens` behind the block of key `parent`; block 0 has no parent. A block that
+    /// may be reused, and has its tokens from elsewhere, is verified by the same call: with our parent and our chain over its tokens.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] unless there are exactly `block_size` tokens, and a parent exactly where there is a block before.
+    pub fn block_key(&mut self, chain: &Chain, at: usize, parent: Option<&Key>, tokens: &[TokenId]) -> Result<Key> {
         if tokens.len() != self.block_size {
             let bound = format!("a key names exactly {} tokens", self.block_size);
             return Err(Error::InvalidInput { field: "tokens", value: tokens.len() as i128, bound });
         }
-        let parent = if mutant::is_on(Mutant::KeyWithoutParent) { None } else { parent };
-        self.input[..32].copy_from_slice(&parent.unwrap_or(&self.root).0);
-        for (bytes, token) in self.input[32..].chunks_exact_mut(4).zip(tokens) {
-            bytes.copy_from_slice(&token.to_le_bytes());
+        if (at == 0) != parent.is_none() {
+            let bound = "every block but the first has a parent".to_owned();
+            return Err(Error::InvalidInput { field: "block", value: at as i128, bound });
         }
-        Ok(Key(match self.algorithm {
-            Algorithm::Blake3 => blake3::keyed_hash(&self.domain, &self.input).into(),
-            Algorithm::Sha256 => Sha256::digest(&self.input).into(),
-        }))
+        let parent = parent.filter(|_| !mutant::is_on(Mutant::KeyWithoutParent)).copied();
+        let parent = parent.unwrap_or_else(|| self.first_parent(chain));
+        self.input.clear();
+        let extras = chain.extras.as_deref();
+        if let Some(format) = self.algorithm.vllm_format() {
+            let extras = extras.map(|extras| extras.vllm_extras(at, self.block_size)).unwrap_or_default();
+            format.write_block(&mut self.input, &parent, tokens, &extras);
+        } else if let Some(extras) = extras {
+            let fields = extras.fields(at, self.block_size);
+            key_encoding::write_block(&mut self.input, &parent, tokens, fields);
+        } else {
+            key_encoding::write_block(&mut self.input, &parent, tokens, []);
+        }
+        Ok(self.digest())
     }
 
-    /// Appends the keys of all full blocks of `tokens` from block `keys.len()` on.
-    pub fn extend(&mut self, keys: &mut Vec<Key>, tokens: &[TokenId]) {
-        let from = keys.len() * self.block_size;
-        for block in tokens[from.min(tokens.len())..].chunks_exact(self.block_size) {
-            let key = self.key(keys.last(), block).expect("chunks are whole blocks");
+    /// Appends the keys of all full blocks of `tokens`, the tokens of `chain` from its start, from block `keys.len()` on.
+    pub fn extend(&mut self, chain: &Chain, keys: &mut Vec<Key>, tokens: &[TokenId]) {
+        let first = keys.len();
+        let from = first * self.block_size;
+        for (at, block) in tokens[from.min(tokens.len())..].chunks_exact(self.block_size).enumerate() {
+            let key = self.block_key(chain, first + at, keys.last(), block).expect("chunks are whole blocks");
             keys.push(key);
         }
     }
-}
 
-/// Tokens with the keys of their full blocks. Only a hasher makes it, so that keys and tokens cannot disagree.
-#[derive(Clone, Debug)]
-pub struct Prompt {
-    pub(crate) tokens: Vec<TokenId>,
-    pub(crate) keys: Vec<Key>,
-}
-
-impl BlockHasher {
-    /// Makes the keys of a prompt. The long part of a submit: it needs no lock on the scheduler.
+    /// The same for a scheduler that caches no prefixes: prompts are checked and get no keys.
     #[must_use]
-    pub fn prompt(&self, tokens: Vec<TokenId>) -> Prompt {
-        let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
-        self.clone().extend(&mut keys, &tokens);
-        Prompt { tokens, keys }
+    pub fn without_keys(mut self) -> Self {
+        self.makes_keys = false;
+        self
     }
-}
 
-impl BlockHasher {
-    /// Keys of the full blocks of `tokens`, which follow the block of key `parent`; `None` is the start of a chain.
+    /// Makes the keys of a prompt. The long part of a submit: it needs no lock on the scheduler.
+    ///
+    /// # Errors
+    /// As [`BlockHasher::chain`].
+    pub fn prompt(&mut self, tokens: Vec<TokenId>, identity: Identity) -> Result<Prompt> {
+        let chain = self.chain(identity, tokens.len())?;
+        if !self.makes_keys {
+            return Ok(Prompt { tokens, keys: Vec::new(), chain, generation: self.generation });
+        }
+        let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
+        self.extend(&chain, &mut keys, &tokens);
+        Ok(Prompt { tokens, keys, chain, generation: self.generation })
+    }
+
+    /// The same for tokens of [`Domain::Deployment`] and nothing else.
+    #[must_use]
+    pub fn plain_prompt(&self, tokens: Vec<TokenId>) -> Prompt {
+        self.clone().prompt(tokens, Identity::of(Domain::Deployment)).expect("nothing that could break a bound")
+    }
+
+    /// Keys of the full blocks of `tokens`, which follow the block of key `parent` in a plain chain; `None` is its start.
     #[must_use]
     pub fn keys_behind(&self, parent: Option<&Key>, tokens: &[TokenId]) -> Vec<Key> {
         let mut hasher = self.clone();
+        let chain = self.plain_chain();
         let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
         for block in tokens.chunks_exact(self.block_size) {
-            let key = hasher.key(keys.last().or(parent), block).expect("chunks are whole blocks");
+            let parent = keys.last().or(parent);
+            let key = hasher.block_key(&chain, usize::from(parent.is_some()), parent, block).expect("whole blocks");
             keys.push(key);
         }
         keys
     }
-}
 
-impl Prompt {
-    /// Tokens without keys, for a scheduler that caches no prefixes.
-    #[must_use]
-    pub fn without_keys(tokens: Vec<TokenId>) -> Prompt {
-        Prompt { tokens, keys: Vec::new() }
-    }
-
-    /// Its tokens.
-    #[must_use]
-    pub fn tokens(&self) -> &[TokenId] {
-        &self.tokens
-    }
-
-    /// The keys of its full blocks.
-    #[must_use]
-    pub fn keys(&self) -> &[Key] {
-        &self.keys
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn chain(hasher: &mut BlockHasher, tokens: &[TokenId]) -> Vec<Key> {
-        let mut keys = Vec::new();
-        hasher.extend(&mut keys, tokens);
-        keys
-    }
-
-    #[test]
-    fn a_chain_has_a_key_for_each_full_block_and_may_be_extended_in_pieces() {
-        for algorithm in [Algorithm::Blake3, Algorithm::Sha256] {
-            let mut hasher = BlockHasher::new(algorithm, 4, b"");
-            let tokens: Vec<TokenId> = (0..19).collect();
-            let whole = chain(&mut hasher, &tokens);
-            assert_eq!(whole.len(), 4);
-            let mut pieces = Vec::new();
-            for end in 0..=tokens.len() {
-                hasher.extend(&mut pieces, &tokens[..end]);
-            }
-            assert_eq!(pieces, whole);
+    /// Parent of the first block: the root, and the version of the weights if they have one.
+    fn first_parent(&mut self, chain: &Chain) -> Key {
+        if self.weights.is_empty() || mutant::is_on(Mutant::WeightsForgotten) {
+            return chain.root;
         }
+        self.input.clear();
+        let constants = [Constant::Root(&chain.root.0), Constant::Weights(&self.weights)];
+        key_encoding::write_root(&mut self.input, constants);
+        self.digest()
     }
 
-    #[test]
-    fn equal_tokens_behind_different_parents_have_different_keys() {
-        let mut hasher = BlockHasher::new(Algorithm::Blake3, 2, b"");
-        let (a, b) = (chain(&mut hasher, &[1, 2, 9, 9]), chain(&mut hasher, &[1, 3, 9, 9]));
-        assert_ne!(a[1], b[1]);
-        assert_ne!(a[1], hasher.key(None, &[9, 9]).unwrap());
+    /// Sets what follows from the constants of the pool.
+    fn rooted(mut self) -> Self {
+        self.input.clear();
+        if let Some(format) = self.algorithm.vllm_format() {
+            let seed = if self.seed.is_empty() { vllm_encoding::DEFAULT_SEED.as_bytes() } else { &self.seed };
+            format.write_seed(&mut self.input, seed);
+            self.deployment = self.digest();
+            return self;
+        }
+        if self.algorithm == Algorithm::Blake3 {
+            self.domain = blake3::derive_key("blocktable 2026-11 block key", &self.seed);
+        }
+        self.deployment = self.root(&Domain::Deployment, None);
+        self
     }
 
-    #[test]
-    fn seed_block_size_and_algorithm_separate_domains() {
-        let key = |algorithm, size: u32, seed: &[u8]| {
-            let mut hasher = BlockHasher::new(algorithm, size, seed);
-            hasher.key(None, &vec![7; size as usize]).unwrap()
+    fn root(&mut self, domain: &Domain, adapter: Option<&Adapter>) -> Key {
+        let domain = match domain {
+            _ if mutant::is_on(Mutant::DomainForgotten) => Constant::Deployment,
+            Domain::Public => Constant::Public,
+            Domain::Deployment => Constant::Deployment,
+            Domain::Tenant(name) => Constant::Tenant(name),
         };
-        let keys = [
-            key(Algorithm::Blake3, 4, b""),
-            key(Algorithm::Blake3, 4, b"x"),
-            key(Algorithm::Blake3, 5, b""),
-            key(Algorithm::Sha256, 4, b""),
-            key(Algorithm::Sha256, 4, b"x"),
-        ];
-        for (i, a) in keys.iter().enumerate() {
-            assert!(keys[i + 1..].iter().all(|b| a != b));
+        let adapter = adapter.filter(|_| !mutant::is_on(Mutant::AdapterForgotten)).map(|adapter| {
+            let load = if mutant::is_on(Mutant::AdapterLoadForgotten) { 0 } else { adapter.load };
+            Constant::Adapter { name: &adapter.name, load }
+        });
+        self.input.clear();
+        let size = Constant::BlockSize(self.block_size as u32);
+        let pool = [size, Constant::Seed(&self.seed), Constant::Layout(&self.layout), domain];
+        key_encoding::write_root(&mut self.input, pool.into_iter().chain(adapter));
+        self.digest()
+    }
+
+    fn digest(&self) -> Key {
+        Key(match self.algorithm {
+            Algorithm::Blake3 => blake3::keyed_hash(&self.domain, &self.input).into(),
+            _ => Sha256::digest(&self.input).into(),
+        })
+    }
+}
+
+/// What vLLM's keys have no place for cannot be kept apart by them.
+fn check_vllm(identity: &Identity, algorithm: Algorithm) -> Result<()> {
+    let refused = |field, value: usize, bound: &str| {
+        let bound = format!("{bound} with hash_algorithm {}", algorithm.name());
+        Err(Error::InvalidInput { field, value: value as i128, bound })
+    };
+    if let Domain::Tenant(name) = &identity.domain {
+        return refused("domain", name.len(), "bytes: tenants cannot be kept apart");
+    }
+    if identity.public_tokens > 0 {
+        return refused("public_tokens", identity.public_tokens, "must be 0");
+    }
+    if let Some(adapter) = identity.adapter.as_ref().filter(|adapter| adapter.load > 0) {
+        return refused("adapter", adapter.load as usize, "the load number must be 0");
+    }
+    let is_whole = |salt: &crate::chain::Salt| salt.start == 0 && salt.end == usize::MAX;
+    if identity.salts.len() > 1 || identity.salts.iter().any(|salt| !is_whole(salt)) {
+        return refused("cache_salt", identity.salts.len(), "must be one salt for the whole prompt");
+    }
+    let adapter = identity.adapter.iter().flat_map(|adapter| [("adapter", &adapter.name), ("adapter", &adapter.path)]);
+    let salts = identity.salts.iter().map(|salt| ("cache_salt", &salt.salt));
+    let media = identity.media.iter().map(|item| ("media", &item.id));
+    for (field, text) in adapter.chain(salts).chain(media) {
+        if let Err(error) = std::str::from_utf8(text) {
+            return refused(field, error.valid_up_to(), "bytes are UTF-8: all must be");
         }
     }
-
-    #[test]
-    fn keys_are_the_same_in_every_process() {
-        let mut hasher = BlockHasher::new(Algorithm::Sha256, 2, b"golden");
-        assert_eq!(hasher.key(None, &[1, 2]).unwrap(), hasher.key(None, &[1, 2]).unwrap());
-        assert_eq!(hasher.key(None, &[1, 2]).unwrap().short(), GOLDEN_SHA256);
-        let mut hasher = BlockHasher::new(Algorithm::Blake3, 2, b"golden");
-        assert_eq!(hasher.key(None, &[1, 2]).unwrap().short(), GOLDEN_BLAKE3);
-    }
-
-    const GOLDEN_SHA256: u64 = 1_778_865_383_768_689_956;
-    const GOLDEN_BLAKE3: u64 = 11_712_808_358_438_595_987;
-
-    #[test]
-    fn a_key_names_whole_blocks_only() {
-        let mut hasher = BlockHasher::new(Algorithm::Blake3, 4, b"");
-        assert!(matches!(hasher.key(None, &[1, 2, 3]), Err(Error::InvalidInput { field: "tokens", value: 3, .. })));
-    }
+    Ok(())
 }

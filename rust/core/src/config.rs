@@ -1,6 +1,6 @@
 //! Sizes and limits of one scheduler: validated once, then trusted.
 
-use crate::block_hash::Algorithm;
+use crate::block_hash::{Algorithm, BlockHasher};
 use crate::block_size::BlockSize;
 use crate::error::{Error, Result};
 use crate::group::{self, GroupSpec};
@@ -36,6 +36,10 @@ pub struct Config {
     pub hash_seed: Vec<u8>,
     /// KV events that a reader can be behind without losing any; 0 = none are recorded.
     pub event_buffer_size: u32,
+    /// Number format and layout of the rows: other ones, other keys.
+    pub kv_layout: Vec<u8>,
+    /// Which weights compute the rows: others, other keys.
+    pub weights_version: Vec<u8>,
 }
 
 impl Config {
@@ -59,7 +63,30 @@ impl Config {
         at_most("max_waiting", self.max_waiting, 1, 1 << 24)?;
         at_most("long_prefill_threshold", self.long_prefill_threshold, 0, 1 << 27)?;
         at_most("event_buffer_size", self.event_buffer_size, 0, 1 << 24)?;
-        group::check(&self.groups)
+        group::check(&self.groups)?;
+        self.hasher().map(drop)
+    }
+
+    /// What makes the keys.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if vLLM's keys are wanted and have no place for the seed, the layout or the weights.
+    pub fn hasher(&self) -> Result<BlockHasher> {
+        if self.hash_algorithm.vllm_format().is_some() {
+            let refused = |field, value: usize, bound: &str| {
+                let bound = format!("{bound} with hash_algorithm {}", self.hash_algorithm.name());
+                Err(Error::InvalidInput { field, value: value as i128, bound })
+            };
+            if let Err(error) = std::str::from_utf8(&self.hash_seed) {
+                return refused("hash_seed", error.valid_up_to(), "bytes are UTF-8: all must be");
+            }
+            if !self.kv_layout.is_empty() {
+                return refused("kv_layout", self.kv_layout.len(), "bytes: must be empty");
+            }
+        }
+        let hasher = BlockHasher::new(self.hash_algorithm, self.block_size, &self.hash_seed);
+        let hasher = hasher.with_layout(&self.kv_layout).with_weights(&self.weights_version)?;
+        Ok(if self.enable_prefix_caching { hasher } else { hasher.without_keys() })
     }
 
     /// Requests that run at once: no more than the tokens of a step, so that each running one gets a token in every step.

@@ -9,11 +9,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod algorithm;
 pub mod block_hash;
 pub mod block_pool;
 pub mod block_ref;
 pub mod block_size;
 pub mod block_table;
+pub mod chain;
 pub mod config;
 pub mod error;
 pub mod event_bytes;
@@ -21,15 +23,18 @@ pub mod events;
 pub mod free_queue;
 pub mod group;
 pub mod ids;
+pub mod key_encoding;
 pub mod mutant;
 pub mod plan;
 pub mod prefix_cache;
 pub mod prefix_index;
+pub mod prompt;
 pub mod request;
 pub mod scheduler;
 pub mod sequence;
 pub mod sequences;
 pub mod stats;
+pub mod vllm_encoding;
 
 mod admission;
 mod audit;
@@ -39,6 +44,7 @@ mod hit;
 mod planning;
 mod preemption;
 mod sight;
+mod weights;
 
 pub use commit::Committed;
 pub use config::Config;

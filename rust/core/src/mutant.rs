@@ -182,6 +182,36 @@ mutants! {
     HitStaysParked = "hit_stays_parked",
     /// A guard that goes keeps its block.
     GuardKeepsBlock = "guard_keeps_block",
+    /// Fields of a key have no tag.
+    FieldWithoutTag = "field_without_tag",
+    /// Fields of a key have no length.
+    FieldWithoutLength = "field_without_length",
+    /// Keys do not depend on the domain in which their chain starts.
+    DomainForgotten = "domain_forgotten",
+    /// Behind a public range keys do not depend on the tenant.
+    TenantAfterPublicForgotten = "tenant_after_public_forgotten",
+    /// Keys do not depend on the adapter.
+    AdapterForgotten = "adapter_forgotten",
+    /// Keys do not depend on which load of the adapter it is.
+    AdapterLoadForgotten = "adapter_load_forgotten",
+    /// Keys do not depend on salts.
+    SaltForgotten = "salt_forgotten",
+    /// A salt enters the first block of a chain only.
+    SaltInFirstBlockOnly = "salt_in_first_block_only",
+    /// Keys do not depend on media.
+    MediaForgotten = "media_forgotten",
+    /// Keys do not depend on where in a block a media item begins.
+    MediaWithoutOffset = "media_without_offset",
+    /// Keys do not depend on the version of the weights.
+    WeightsForgotten = "weights_forgotten",
+    /// Blocks of outputs, and of a recompute, get keys without the fields of their chain.
+    OutputsWithoutChain = "outputs_without_chain",
+    /// When the weights change, who waits keeps the keys of the old ones.
+    WaitingKeepsOldKeys = "waiting_keeps_old_keys",
+    /// When the weights change, who runs goes on to publish rows of both versions.
+    MixedRowsPublished = "mixed_rows_published",
+    /// vLLM's keys have the salt in every block.
+    VllmSaltInEveryBlock = "vllm_salt_in_every_block",
 }
 
 #[cfg(feature = "mutants")]

@@ -104,9 +104,12 @@ impl Scheduler {
         if full == begun && end == request.tokens.len() && !mutant::is_on(Mutant::PublishPartial) {
             return;
         }
+        if request.is_mixed {
+            return;
+        }
         let next = full;
         if request.keys.len() < full {
-            self.hasher.extend(&mut request.keys, &request.tokens[..full * size.tokens()]);
+            request.extend_keys(&mut self.hasher, full * size.tokens());
         }
         if mutant::is_on(Mutant::PublishPartial) {
             full = size.blocks_for(end).min(request.keys.len());

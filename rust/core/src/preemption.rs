@@ -63,11 +63,11 @@ impl Scheduler {
         self.counters.preemptions += 1;
         self.counters.recomputed_tokens += request.computed as u64;
         request.preemptions += 1;
+        request.forget_rows();
         if self.config.enable_prefix_caching {
             // The newest output may have filled a block whose last row was never planned: others may wait for it, or it for them.
-            self.hasher.extend(&mut request.keys, &request.tokens);
+            request.extend_keys(&mut self.hasher, request.tokens.len());
         }
-        request.forget_rows();
         let id = request.id;
         let at =
             if mutant::is_on(Mutant::PreemptedToTail) { self.waiting.len() } else { self.rank_in(&self.waiting, id) };

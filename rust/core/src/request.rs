@@ -3,8 +3,9 @@
 //! Before: submit. After: the scheduler moves it between waiting and running until it ends. Always
 //! `published * block_size <= computed <= tokens`: rows count as computed when their step is committed, never when it is planned.
 
-use crate::block_hash::Prompt;
+use crate::block_hash::{BlockHasher, Prompt};
 use crate::block_table::BlockTable;
+use crate::chain::Chain;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
 use crate::mutant::{self, Mutant};
 
@@ -72,6 +73,10 @@ pub struct Request {
     pub(crate) limits: Limits,
     /// Keys of the first full blocks of `tokens`. Those of the prompt are there from submit on.
     pub(crate) keys: Vec<Key>,
+    /// What the keys depend on beside the tokens.
+    pub(crate) chain: Chain,
+    /// The weights changed while it ran: its rows are of several versions, so none of them is published any more.
+    pub(crate) is_mixed: bool,
     /// The tables of the groups behind the first, as long as `table`.
     pub(crate) others: Box<[BlockTable]>,
     /// Blocks at the head of the tables whose content this request found or published.
@@ -88,7 +93,7 @@ pub struct Request {
 
 impl Request {
     pub(crate) fn new(id: RequestId, prompt: Prompt, limits: Limits, now_us: u64) -> Self {
-        let Prompt { tokens, keys } = prompt;
+        let Prompt { tokens, keys, chain, generation: _ } = prompt;
         Request {
             id,
             prompt_len: tokens.len(),
@@ -101,6 +106,8 @@ impl Request {
             table: BlockTable::new(),
             others: Box::default(),
             keys,
+            chain,
+            is_mixed: false,
             published: 0,
             promised: 0,
             epoch: 0,
@@ -156,6 +163,15 @@ impl Request {
         self.tokens.len() - self.prompt_len
     }
 
+    /// Makes the missing keys of the full blocks of the first `tokens` tokens, by the fields that the prompt came with.
+    pub(crate) fn extend_keys(&mut self, hasher: &mut BlockHasher, tokens: usize) {
+        if mutant::is_on(Mutant::OutputsWithoutChain) {
+            hasher.extend(&hasher.plain_chain(), &mut self.keys, &self.tokens[..tokens]);
+            return;
+        }
+        hasher.extend(&self.chain, &mut self.keys, &self.tokens[..tokens]);
+    }
+
     /// Appends an output; the end that it brings, if any. A stop token comes before a limit that is reached at once.
     pub(crate) fn push(&mut self, token: TokenId, max_model_len: usize) -> Option<End> {
         self.tokens.push(token);
@@ -178,6 +194,9 @@ impl Request {
         self.computed = 0;
         self.published = 0;
         self.promised = 0;
+        if std::mem::take(&mut self.is_mixed) {
+            self.keys.clear();
+        }
         self.epoch += 1;
         if mutant::is_on(Mutant::TailLostOnPreempt) {
             self.tokens.truncate(self.prompt_len);

@@ -11,6 +11,7 @@ use hashbrown::HashTable;
 use crate::block_hash::{BlockHasher, Prompt};
 use crate::block_pool::{BlockPool, Release};
 use crate::block_size::BlockSize;
+use crate::chain::Identity;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::event_bytes::Encoder;
@@ -85,7 +86,7 @@ impl Scheduler {
             layout: Layout::new(&config),
             groups: Groups::new(&config),
             pool,
-            hasher: BlockHasher::new(config.hash_algorithm, config.block_size, &config.hash_seed),
+            hasher: config.hasher()?,
             seats: Vec::new(),
             empty_seats: Vec::new(),
             by_id: HashTable::new(),
@@ -113,10 +114,15 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`Error::InvalidInput`], [`Error::NeverFits`] or [`Error::QueueFull`]; nothing is queued then.
-    pub fn submit(&mut self, prompt: Prompt, limits: Limits, now_us: u64) -> Result<RequestId> {
+    pub fn submit(&mut self, mut prompt: Prompt, limits: Limits, now_us: u64) -> Result<RequestId> {
         if let Err(error) = self.check(&prompt.tokens, &limits) {
             self.counters.refused += 1;
             return Err(error);
+        }
+        if prompt.generation != self.hasher.generation && self.config.enable_prefix_caching {
+            // The weights changed while it was hashed.
+            prompt.keys.clear();
+            self.hasher.extend(&prompt.chain, &mut prompt.keys, &prompt.tokens);
         }
         let id = RequestId(self.next_id);
         self.next_id += 1;
@@ -127,9 +133,11 @@ impl Scheduler {
     }
 
     /// A prompt with what this scheduler needs to know of it.
-    #[must_use]
-    pub fn prompt(&self, tokens: Vec<TokenId>) -> Prompt {
-        if self.config.enable_prefix_caching { self.hasher.prompt(tokens) } else { Prompt::without_keys(tokens) }
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] with the first field of `identity` that breaks a bound.
+    pub fn prompt(&self, tokens: Vec<TokenId>, identity: Identity) -> Result<Prompt> {
+        self.hasher.clone().prompt(tokens, identity)
     }
 
     /// What makes its keys. A copy may hash prompts elsewhere.
@@ -375,7 +383,7 @@ impl Scheduler {
         seat
     }
 
-    fn seat_of(&self, id: RequestId) -> Option<usize> {
+    pub(crate) fn seat_of(&self, id: RequestId) -> Option<usize> {
         let is_it = |&seat: &usize| self.seats[seat].as_ref().is_some_and(|request| request.id == id);
         self.by_id.find(spread(id), is_it).copied()
     }

@@ -9,6 +9,7 @@ mod driver;
 mod mirror;
 
 use blocktable_core::block_hash::Algorithm;
+use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
 use blocktable_core::group::GroupSpec;
@@ -36,7 +37,7 @@ fn one_request_walks_through_submit_plan_and_commit() {
     let mut committed = Committed::default();
 
     // Submit: the request waits. It holds nothing yet.
-    let prompt = scheduler.prompt((100..110).collect());
+    let prompt = scheduler.prompt((100..110).collect(), Identity::of(Domain::Deployment)).unwrap();
     let id = scheduler.submit(prompt, up_to(2), 0).unwrap();
     assert_eq!((id, scheduler.num_waiting(), scheduler.pool().num_held()), (RequestId(1), 1, 0));
 
@@ -152,7 +153,7 @@ fn a_lone_request_that_outgrows_the_pool_ends_for_capacity() -> Checked {
 fn what_can_never_fit_is_refused_at_submit_with_the_numbers() {
     let mut scheduler = Scheduler::new(config(4, 4)).unwrap();
     let mut submit = |len, min_tokens| {
-        let prompt = scheduler.prompt(prompt(1, len));
+        let prompt = scheduler.prompt(prompt(1, len), Identity::of(Domain::Deployment)).unwrap();
         scheduler.submit(prompt, Limits { max_tokens: 40, min_tokens, stop_tokens: vec![] }, 0)
     };
     assert_eq!(submit(13, 0), Err(Error::NeverFits { needed: 4, usable: 3 }), "the null block is not usable");
@@ -275,6 +276,8 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),
         event_buffer_size: 0,
+        kv_layout: Vec::new(),
+        weights_version: Vec::new(),
     }
 }
 

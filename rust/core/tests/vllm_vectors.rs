@@ -85,7 +85,7 @@ impl Replay {
     fn start(&mut self, id: u64, op: &Value) -> Result<&'static str, String> {
         let tokens: Vec<TokenId> = numbers(&op["tokens"]).into_iter().map(|token| token as TokenId).collect();
         let mut sequence = Sequence { tokens, ..Sequence::default() };
-        self.hasher.extend(&mut sequence.keys, &sequence.tokens);
+        self.hasher.extend(&self.hasher.plain_chain(), &mut sequence.keys, &sequence.tokens);
         let hits = self.find_hits(&sequence);
         let rest = sequence.tokens.len().div_ceil(self.block_size) - hits.len();
         let free_hits = hits.iter().filter(|&&block| self.pool.holders(block) == 0).count();
@@ -117,7 +117,7 @@ impl Replay {
         }
         let full = sequence.keys.len();
         sequence.tokens.extend(tokens.into_iter().map(|token| token as TokenId));
-        self.hasher.extend(&mut sequence.keys, &sequence.tokens);
+        self.hasher.extend(&self.hasher.plain_chain(), &mut sequence.keys, &sequence.tokens);
         self.publish(&sequence, full);
         same("table", ids(sequence.table.blocks()), numbers(&op["table"]))?;
         self.live.insert(id, sequence);

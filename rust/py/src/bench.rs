@@ -7,6 +7,7 @@ use std::time::Instant;
 use blocktable_core::block_hash::{Algorithm, BlockHasher};
 use blocktable_core::block_pool::{BlockPool, Release};
 use blocktable_core::block_table::BlockTable;
+use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::ids::{BlockId, Key};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -109,25 +110,28 @@ pub fn bench_pool(py: Python<'_>, num_blocks: u32, batch: u32, published: bool, 
 #[pyo3(signature = (*, algorithm, blocks))]
 pub fn bench_hash(py: Python<'_>, algorithm: &str, blocks: usize) -> PyResult<Figures> {
     let algorithm = crate::hasher::algorithm(py, "algorithm", algorithm)?;
-    let mut golden = BlockHasher::new(algorithm, 2, b"golden");
+    let refused = |error| to_python(py, error);
+    let identity = || Identity::of(Domain::Deployment);
+    let golden = BlockHasher::new(algorithm, 2, b"golden").prompt(vec![1, 2, 3, 4], identity()).map_err(refused)?;
     let expected = match algorithm {
-        Algorithm::Blake3 => GOLDEN_BLAKE3,
-        Algorithm::Sha256 => 1_778_865_383_768_689_956,
+        Algorithm::Blake3 => 11_687_739_627_672_233_699,
+        Algorithm::Sha256 => 1_930_719_949_772_491_069,
+        Algorithm::Sha256Cbor => 10_704_298_652_343_596_036,
+        Algorithm::VllmSha256 => 4_936_579_312_663_426_164,
     };
-    if golden.key(None, &[1, 2]).map_err(|error| to_python(py, error))?.short() != expected {
+    if golden.keys()[1].short() != expected {
         return Err(wrong("a known key came out differently"));
     }
     let mut hasher = BlockHasher::new(algorithm, 16, b"");
     let tokens: Vec<u32> = (0..16 * blocks as u32).collect();
     let mut keys = Vec::with_capacity(blocks);
+    let chain = hasher.plain_chain();
     let start = Instant::now();
-    hasher.extend(&mut keys, black_box(&tokens));
+    hasher.extend(&chain, &mut keys, black_box(&tokens));
     let ns = start.elapsed().as_secs_f64() * 1e9 / blocks as f64;
     black_box(&keys);
     Ok(HashMap::from([("ns_per_block", ns), ("tokens_per_s", 16e9 / ns)]))
 }
-
-const GOLDEN_BLAKE3: u64 = 11_712_808_358_438_595_987;
 
 /// Time match + pin + release of one prompt whose keys are known.
 #[pyfunction]

@@ -88,7 +88,9 @@ impl PrefixCache {
 
 impl PrefixCache {
     fn prompt(&self, py: Python<'_>, tokens: Vec<u32>) -> Prompt {
-        if tokens.len() < LONG { self.hasher.prompt(tokens) } else { released(py, || self.hasher.prompt(tokens)) }
+        let is_long = tokens.len() >= LONG;
+        let work = || self.hasher.plain_prompt(tokens);
+        if is_long { released(py, work) } else { work() }
     }
 
     fn keys(&self, py: Python<'_>, parent: Option<Key>, tokens: Vec<u32>) -> Vec<Key> {

@@ -11,6 +11,7 @@ mod cache;
 mod door;
 mod error;
 mod hasher;
+mod identity;
 mod plan;
 mod pool;
 mod scheduler;

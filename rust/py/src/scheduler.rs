@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use blocktable_core as core;
-use blocktable_core::block_hash::{BlockHasher, Prompt};
 use blocktable_core::ids::{RequestId, StepId};
 use blocktable_core::plan::PlanMemory;
 use blocktable_core::request::Limits;
@@ -13,6 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use crate::buffer::lend;
 use crate::door::{Door, released};
 use crate::hasher::algorithm;
+use crate::identity::Said;
 use crate::plan::{ArraySet, Commit, Plan, array};
 use crate::pool::{block_refs, free_queue, published_blocks};
 use crate::tokens::{copy_ints, count, groups, number, token_ids};
@@ -35,7 +35,6 @@ struct State {
 pub struct Scheduler {
     door: Door<State>,
     sets: [Arc<ArraySet>; 2],
-    hasher: Option<BlockHasher>,
     config: core::Config,
 }
 
@@ -45,9 +44,10 @@ impl Scheduler {
     #[pyo3(
         signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
             max_waiting=None, long_prefill_threshold=None, max_preemptions=None, groups=None, enable_prefix_caching=true,
-            hash_algorithm="sha256", hash_seed=None, event_buffer_size=None),
+            hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", event_buffer_size=None),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
-            max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', event_buffer_size=0)"
+            max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', kv_layout=b'', \
+            weights_version='', event_buffer_size=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
     fn new(
@@ -65,6 +65,8 @@ impl Scheduler {
         enable_prefix_caching: bool,
         hash_algorithm: &str,
         hash_seed: Option<&[u8]>,
+        kv_layout: Option<&[u8]>,
+        weights_version: &str,
         event_buffer_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let or =
@@ -84,11 +86,12 @@ impl Scheduler {
             hash_algorithm: algorithm(py, "hash_algorithm", hash_algorithm)?,
             hash_seed: hash_seed.unwrap_or_default().to_vec(),
             event_buffer_size: or("event_buffer_size", event_buffer_size, 0)?,
+            kv_layout: kv_layout.unwrap_or_default().to_vec(),
+            weights_version: weights_version.as_bytes().to_vec(),
         };
         let core = core::Scheduler::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
         let set = || ArraySet::new(py, &config, core.layout()).map(Arc::new);
         let sets = [set()?, set()?];
-        let hasher = enable_prefix_caching.then(|| core.hasher().clone());
         let state = State {
             core,
             tokens: Vec::new(),
@@ -96,14 +99,17 @@ impl Scheduler {
             committed: core::Committed::default(),
             events: Vec::new(),
         };
-        Ok(Scheduler { door: Door::new(state), sets, hasher, config })
+        Ok(Scheduler { door: Door::new(state), sets, config })
     }
 
     #[pyo3(
         name = "submit",
-        signature = (token_ids, *, max_tokens, min_tokens=None, stop_token_ids=None, now_us=None),
-        text_signature = "($self, token_ids, *, max_tokens, min_tokens=0, stop_token_ids=(), now_us=0)"
+        signature = (token_ids, *, max_tokens, min_tokens=None, stop_token_ids=None, domain=None, public_tokens=None, adapter=None,
+            cache_salt=None, media=None, now_us=None),
+        text_signature = "($self, token_ids, *, max_tokens, min_tokens=0, stop_token_ids=(), domain=None, public_tokens=0, \
+            adapter=None, cache_salt=None, media=(), now_us=0)"
     )]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one request")]
     fn py_submit(
         &self,
         py: Python<'_>,
@@ -111,6 +117,11 @@ impl Scheduler {
         max_tokens: &Bound<'_, PyAny>,
         min_tokens: Option<&Bound<'_, PyAny>>,
         stop_token_ids: Option<&Bound<'_, PyAny>>,
+        domain: Option<&Bound<'_, PyAny>>,
+        public_tokens: Option<&Bound<'_, PyAny>>,
+        adapter: Option<&Bound<'_, PyAny>>,
+        cache_salt: Option<&Bound<'_, PyAny>>,
+        media: Option<&Bound<'_, PyAny>>,
         now_us: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let now_us = now_us.map_or(Ok(0), |given| number("now_us", given))?;
@@ -120,11 +131,14 @@ impl Scheduler {
             min_tokens: min_tokens.map_or(Ok(0), |given| count("min_tokens", given))?,
             stop_tokens: stop_token_ids.map_or(Ok(Vec::new()), |ids| self::token_ids("stop_token_ids", ids))?,
         };
-        let prompt = match &self.hasher {
-            None => Prompt::without_keys(tokens),
-            Some(hasher) if tokens.len() < LONG_PROMPT => hasher.prompt(tokens),
-            Some(hasher) => released(py, || hasher.prompt(tokens)),
+        let identity = Said { domain, public_tokens, adapter, cache_salt, media }.identity()?;
+        let mut hasher = self.door.held(py, |state| Ok(state.core.hasher().clone()))?;
+        let prompt = if tokens.len() < LONG_PROMPT {
+            hasher.prompt(tokens, identity)
+        } else {
+            released(py, || hasher.prompt(tokens, identity))
         };
+        let prompt = prompt.map_err(|refusal| crate::error::to_python(py, refusal))?;
         self.door.held(py, |state| state.core.submit(prompt, limits, now_us)).map(|id| id.0)
     }
 
@@ -192,6 +206,15 @@ impl Scheduler {
         let mut bytes = Vec::new();
         let told = self.door.held(py, |state| Ok(state.core.event_snapshot(&mut bytes)))?;
         Ok(told.map(|_| PyBytes::new(py, &bytes)))
+    }
+
+    fn set_weights_version(&self, py: Python<'_>, version: &str) -> PyResult<usize> {
+        self.door.held(py, |state| state.core.set_weights_version(version.as_bytes()))
+    }
+
+    fn is_mixed(&self, py: Python<'_>, request_id: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let request_id = number("request_id", request_id)?;
+        self.door.held(py, |state| state.core.is_mixed(RequestId(request_id)))
     }
 
     fn audit(&self, py: Python<'_>) -> PyResult<()> {
@@ -273,6 +296,9 @@ impl Scheduler {
         dict.set_item("enable_prefix_caching", config.enable_prefix_caching)?;
         dict.set_item("hash_algorithm", config.hash_algorithm.name())?;
         dict.set_item("hash_seed", config.hash_seed.as_slice())?;
+        dict.set_item("kv_layout", config.kv_layout.as_slice())?;
+        let weights = self.door.held(py, |state| Ok(state.core.hasher().weights().to_vec()))?;
+        dict.set_item("weights_version", String::from_utf8_lossy(&weights))?;
         Ok(dict)
     }
 }

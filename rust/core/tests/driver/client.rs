@@ -1,5 +1,6 @@
 //! One request as its caller knows it: what it asked for, what came back, and what the cold answer says must come back.
 
+use blocktable_core::chain::{Chain, Identity};
 use blocktable_core::ids::Key;
 use blocktable_core::request::Limits;
 
@@ -13,6 +14,8 @@ pub struct Client {
     /// Prompt, then the outputs that commits accepted.
     pub tokens: Vec<u32>,
     pub limits: Limits,
+    pub identity: Identity,
+    pub chain: Chain,
     pub answer: ColdAnswer,
     pub submitted_us: u64,
     /// Its row of the block tables while it runs.

@@ -4,10 +4,9 @@
 //! starts from a snapshot now.
 
 use blocktable_core::Scheduler;
-use blocktable_core::ids::{Key, TokenId};
 
 use crate::broken::{Checked, broken, ensure};
-use crate::mirror::{Mirror, decoded};
+use crate::mirror::{Mirror, Names, decoded};
 
 /// The readers of one scheduler.
 #[derive(Default)]
@@ -19,30 +18,23 @@ pub struct Followers {
 }
 
 impl Followers {
-    /// Reads what the last call has changed.
-    pub fn follow(&mut self, scheduler: &Scheduler) -> Checked {
+    /// Reads what the last call has changed. `names` says what is true of a key.
+    pub fn follow(&mut self, scheduler: &Scheduler, names: Names<'_>) -> Checked {
         let Some(log) = scheduler.pool().index().events() else { return Ok(()) };
-        let hasher = std::cell::RefCell::new(scheduler.hasher().clone());
-        let name = move |parent: Option<Key>, tokens: &[TokenId], group: u8| {
-            // What sets a group apart comes off a key the way it came on.
-            let in_group = |key: Key| key.in_group(usize::from(group));
-            let parent = parent.map(in_group);
-            in_group(hasher.borrow_mut().key(parent.as_ref(), tokens).expect("the tokens of a whole block"))
-        };
         let came = scheduler.read_events(self.first.next, &mut self.bytes);
         let came = came.or_else(|error| broken("numbers", error.to_string()))?;
         ensure(came.is_some() == (log.next() != self.first.next), "numbers", || format!("{came:?} at {}", log.next()))?;
         if came.is_some() {
             let events = decoded(&self.bytes)?;
             self.read += events.events().len() as u64;
-            if !self.first.apply(&events, &name)? {
+            if !self.first.apply(&events, names)? {
                 scheduler.event_snapshot(&mut self.bytes).expect("events are recorded");
-                self.first.restart(&decoded(&self.bytes)?, &name)?;
+                self.first.restart(&decoded(&self.bytes)?, names)?;
             }
             self.first.compare(scheduler.pool().index())?;
             scheduler.event_snapshot(&mut self.bytes).expect("events are recorded");
             let mut late = Mirror::default();
-            late.restart(&decoded(&self.bytes)?, &name)?;
+            late.restart(&decoded(&self.bytes)?, names)?;
             let same = (&late.keys, late.next) == (&self.first.keys, self.first.next);
             ensure(same, "snapshot", || format!("a late reader has {late:?}, the first {:?}", self.first))?;
         }

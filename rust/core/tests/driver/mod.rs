@@ -12,10 +12,12 @@ mod oracle;
 mod plan;
 mod plan_check;
 mod step;
+mod world;
 
 use std::collections::BTreeMap;
 
 use blocktable_core::Scheduler;
+use blocktable_core::chain::{Chain, Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
 use blocktable_core::group::GroupSpec;
@@ -32,6 +34,7 @@ pub use followers::Followers;
 pub use oracle::{ColdAnswer, KvMemory};
 pub use plan::Plan;
 pub use step::Step;
+pub use world::mark;
 
 /// How often rare things happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,10 +114,16 @@ impl Driver {
 
     /// Submits a request; `None` if it is refused, as the rules say it must be.
     pub fn submit(&mut self, prompt: Vec<u32>, limits: Limits) -> Checked<Option<u64>> {
+        self.submit_as(Identity::of(Domain::Deployment), prompt, limits)
+    }
+
+    /// The same for a tenant, an adapter, salts and media, which must be valid.
+    pub fn submit_as(&mut self, identity: Identity, prompt: Vec<u32>, limits: Limits) -> Checked<Option<u64>> {
         let reasons = self.reasons_to_refuse(&prompt, &limits);
         let before = self.snapshot();
         let now_us = self.tick();
-        let hashed = self.scheduler.prompt(prompt.clone());
+        let hashed = self.scheduler.prompt(prompt.clone(), identity.clone()).expect("a valid identity");
+        let chain = hashed.chain().clone();
         let result = self.scheduler.submit(hashed, limits.clone(), now_us);
         let id = match result {
             Err(error) => {
@@ -129,7 +138,7 @@ impl Driver {
                 ensure(reasons.is_empty(), "submit", || format!("accepted although {reasons:?}"))?;
                 ensure(!self.clients.contains_key(&id), "submit", || format!("id {id} is given a second time"))?;
                 self.expected.submitted += 1;
-                let client = self.new_client(id, prompt, limits);
+                let client = self.new_client(id, prompt, limits, identity, chain);
                 self.clients.insert(id, client);
                 Some(id)
             }
@@ -198,14 +207,17 @@ impl Driver {
         })
     }
 
-    fn new_client(&self, id: u64, prompt: Vec<u32>, limits: Limits) -> Client {
+    fn new_client(&self, id: u64, prompt: Vec<u32>, limits: Limits, identity: Identity, chain: Chain) -> Client {
         let config = self.config();
-        let answer = ColdAnswer::of(&prompt, &limits, config.vocab_size, config.max_model_len, &config.groups);
+        let mark = |position| mark(&identity, position, config.block_size as usize);
+        let answer = ColdAnswer::of(&prompt, &limits, config.vocab_size, config.max_model_len, &config.groups, mark);
         Client {
             id,
             prompt_len: prompt.len(),
             tokens: prompt,
             limits,
+            identity,
+            chain,
             answer,
             submitted_us: self.now_us,
             row: None,
@@ -249,7 +261,7 @@ impl Driver {
         ensure(counted == (running, waiting), "books", || {
             format!("(running, waiting) is {counted:?}, the caller knows {:?}", (running, waiting))
         })?;
-        self.followers.follow(&self.scheduler)?;
+        self.follow_events()?;
         let counters = self.scheduler.counters();
         ensure(counters == self.expected, "counters", || format!("{counters:?}, must be {:?}", self.expected))?;
         let free: Vec<BlockId> = self.scheduler.pool().free_blocks().collect();
@@ -259,6 +271,27 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// Only what some client's chain names may be told.
+    fn follow_events(&mut self) -> Checked {
+        let mut hasher = self.scheduler.hasher().clone();
+        for client in self.clients.values_mut() {
+            hasher.extend(&client.chain, &mut client.keys, &client.tokens);
+        }
+        let (clients, size) = (&self.clients, self.scheduler.config().block_size as usize);
+        let names = |key: &Key, parent: Option<Key>, tokens: &[u32], group: u8| {
+            // What sets a group apart comes off a key the way it came on.
+            let key = key.in_group(usize::from(group));
+            clients.values().any(|client| {
+                let at = client.keys.iter().position(|named| *named == key);
+                at.is_some_and(|at| {
+                    let before = at.checked_sub(1).map(|before| client.keys[before].in_group(usize::from(group)));
+                    before == parent && client.tokens[at * size..(at + 1) * size] == *tokens
+                })
+            })
+        };
+        self.followers.follow(&self.scheduler, &names)
     }
 
     fn audit(&self) -> Checked {
@@ -345,7 +378,7 @@ impl Driver {
         let client = self.clients.get_mut(&id).expect("a known request");
         if client.keys.len() < count {
             let mut hasher = self.scheduler.hasher().clone();
-            hasher.extend(&mut client.keys, &client.tokens[..count * block_size]);
+            hasher.extend(&client.chain, &mut client.keys, &client.tokens[..count * block_size]);
         }
         client.keys[..count].to_vec()
     }

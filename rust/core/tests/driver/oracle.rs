@@ -46,8 +46,15 @@ pub struct ColdAnswer {
 
 impl ColdAnswer {
     /// Folds the prompt and outputs one by one until a rule ends them: a stop token from `min_tokens` outputs on, `max_tokens`, or
-    /// `max_model_len` tokens in all.
-    pub fn of(prompt: &[u32], limits: &Limits, vocab_size: u32, max_model_len: u32, groups: &[GroupSpec]) -> Self {
+    /// `max_model_len` tokens in all. `mark` is what a row holds beside its token, by position.
+    pub fn of(
+        prompt: &[u32],
+        limits: &Limits,
+        vocab_size: u32,
+        max_model_len: u32,
+        groups: &[GroupSpec],
+        mark: impl Fn(usize) -> u32,
+    ) -> Self {
         let mut tokens = prompt.to_vec();
         let mut hashes = vec![NO_ROWS; groups.len()];
         let mut folded = 0;
@@ -60,7 +67,7 @@ impl ColdAnswer {
                 }
                 let rows = tokens.iter().enumerate().skip(first);
                 hashes[number] = rows.fold(hashes[number], |hash, (position, &token)| {
-                    fold(hash, Some((token, position as u32, number as u32)))
+                    fold(hash, Some((token ^ mark(position), position as u32, number as u32)))
                 });
             }
             folded = tokens.len();

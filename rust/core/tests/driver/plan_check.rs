@@ -198,6 +198,16 @@ impl Driver {
         Ok(())
     }
 
+    /// Whether the first `tokens` tokens, whole blocks, are the same for both, and may be shared.
+    fn is_same_content(&self, one: &Client, other: &Client, tokens: usize) -> bool {
+        let last_key = |client: &Client| {
+            let mut keys = Vec::new();
+            self.scheduler.hasher().clone().extend(&client.chain, &mut keys, &client.tokens[..tokens]);
+            keys.pop()
+        };
+        one.tokens[..tokens] == other.tokens[..tokens] && last_key(one) == last_key(other)
+    }
+
     /// Nobody computes a block that a sequence before it in the plan is just coming to.
     fn check_waits(&self, plan: &Plan) -> Checked {
         if !self.config().enable_prefix_caching {
@@ -212,8 +222,7 @@ impl Driver {
                 let writer = self.client_in_row(plan.seq_slots[before]).expect("checked before");
                 let stands_in_it = plan.seq_lens[before] as usize / size + 1 == needed / size;
                 let most = writer.tokens.len().min(client.tokens.len() - 1);
-                let is_same = || writer.tokens[..needed] == client.tokens[..needed];
-                stands_in_it && needed <= most && is_same()
+                stands_in_it && needed <= most && self.is_same_content(writer, client, needed)
             };
             let writer = (0..seq).find(comes_to_it);
             ensure(writer.is_none(), "wait", || format!("request {id} computes what sequence {writer:?} computes"))?;
@@ -228,7 +237,7 @@ impl Driver {
             let writer = self.client_in_row(row).expect("checked before");
             let needed = (end as usize / size + 1) * size;
             let most = writer.tokens.len().min(client.tokens.len() - 1);
-            needed <= most && writer.tokens[..needed] == client.tokens[..needed]
+            needed <= most && self.is_same_content(writer, client, needed)
         })
     }
 

@@ -14,6 +14,7 @@ use blocktable_core::request::End;
 
 use super::oracle::{first_seen, mix, token_of};
 use super::plan_check::Before;
+use super::world::mark;
 use super::{Driver, Plan};
 use crate::broken::{Checked, broken, ensure};
 
@@ -80,10 +81,13 @@ impl Driver {
     /// Runs the oracle over the plan in flight: all writes of the step, then its reads.
     pub fn forward(&mut self) {
         let Some(step) = &self.step else { return };
-        let plan = &step.plan;
+        let (plan, size) = (&step.plan, self.block_size());
         for (group, slots) in plan.group_slots.iter().enumerate() {
             for (i, &slot) in slots.iter().enumerate() {
-                self.kv.write(slot, Some((plan.token_ids[i] as u32, plan.positions[i] as u32, group as u32)));
+                let seq = plan.query_starts.partition_point(|&start| start as usize <= i) - 1;
+                let identity = &self.clients[&step.entries[seq].id].identity;
+                let token = plan.token_ids[i] as u32 ^ mark(identity, plan.positions[i] as usize, size);
+                self.kv.write(slot, Some((token, plan.positions[i] as u32, group as u32)));
             }
         }
         self.blind = self.check_sight(step).err();
@@ -111,7 +115,9 @@ impl Driver {
                 for position in first_seen(group, entry.start)..entry.start + entry.chunk {
                     let block = i64::from(tables[line + position / size]);
                     let row = self.kv.read(block * size as i64 + (position % size) as i64);
-                    let due = Some((self.clients[&entry.id].tokens[position], position as u32, number as u32));
+                    let client = &self.clients[&entry.id];
+                    let token = client.tokens[position] ^ mark(&client.identity, position, size);
+                    let due = Some((token, position as u32, number as u32));
                     ensure(row == due, "sight", || {
                         format!("request {} sees {row:?} in block {block} of group {number}, must be {due:?}", entry.id)
                     })?;

@@ -14,6 +14,9 @@ use blocktable_core::prefix_index::{KeyState, PrefixIndex};
 
 use crate::broken::{Checked, broken, ensure};
 
+/// Whether a key names these tokens behind this parent in this group.
+pub type Names<'a> = &'a dyn Fn(&Key, Option<Key>, &[TokenId], u8) -> bool;
+
 /// A reader of events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mirror {
@@ -25,12 +28,9 @@ pub struct Mirror {
     pub restarts: usize,
 }
 
-/// What makes the key of a block of some group from its parent's and its tokens.
-pub type Name = dyn Fn(Option<Key>, &[TokenId], u8) -> Key;
-
 impl Mirror {
     /// Applies what came since `next`. False if it fell behind: it must start again from a snapshot.
-    pub fn apply(&mut self, decoded: &Decoded, name: &Name) -> Checked<bool> {
+    pub fn apply(&mut self, decoded: &Decoded, names: Names<'_>) -> Checked<bool> {
         let number = self.next + decoded.lost + decoded.events().len() as u64;
         ensure(number == decoded.next, "numbers", || {
             format!("{} + {} lost + {} is not {}", self.next, decoded.lost, decoded.events().len(), decoded.next)
@@ -38,19 +38,19 @@ impl Mirror {
         if decoded.lost > 0 {
             return Ok(false);
         }
-        decoded.events().try_for_each(|event| self.take(&event, name))?;
+        decoded.events().try_for_each(|event| self.take(&event, names))?;
         self.next = decoded.next;
         Ok(true)
     }
 
     /// Starts again from a snapshot: no key may come twice, or before its parent if that is published.
-    pub fn restart(&mut self, snapshot: &Decoded, name: &Name) -> Checked {
+    pub fn restart(&mut self, snapshot: &Decoded, names: Names<'_>) -> Checked {
         let mut events = snapshot.events();
         ensure(events.next() == Some(Event::Cleared), "snapshot", || "it does not begin with a clear".to_owned())?;
         self.keys.clear();
         let mut waited_for = Vec::new();
         for event in events {
-            self.take(&event, name)?;
+            self.take(&event, names)?;
             if let Event::Stored { key, parent, .. } = event {
                 ensure(!waited_for.contains(&key), "snapshot", || format!("{key:?} comes behind its child"))?;
                 waited_for.extend(parent.filter(|parent| !self.keys.contains_key(parent)));
@@ -62,18 +62,18 @@ impl Mirror {
     }
 
     /// Reads an index directly.
-    pub fn follow(&mut self, index: &PrefixIndex, name: &Name) -> Checked {
+    pub fn follow(&mut self, index: &PrefixIndex, names: Names<'_>) -> Checked {
         let Some(log) = index.events() else { return Ok(()) };
         let mut bytes = Vec::new();
         let reading = log.since(self.next).or_else(|error| broken("numbers", error.to_string()))?;
         let mut encoder = Encoder::new(&mut bytes, log.next(), reading.lost, log.block_size());
         reading.events().for_each(|event| encoder.push(&event));
         encoder.finish();
-        if !self.apply(&decoded(&bytes)?, name)? {
+        if !self.apply(&decoded(&bytes)?, names)? {
             let mut encoder = Encoder::new(&mut bytes, log.next(), 0, log.block_size());
             index.snapshot(|event| encoder.push(&event));
             encoder.finish();
-            self.restart(&decoded(&bytes)?, name)?;
+            self.restart(&decoded(&bytes)?, names)?;
         }
         self.compare(index)
     }
@@ -86,11 +86,11 @@ impl Mirror {
         })
     }
 
-    fn take(&mut self, event: &Event<'_>, name: &Name) -> Checked {
+    fn take(&mut self, event: &Event<'_>, names: Names<'_>) -> Checked {
         match *event {
             Event::Stored { key, parent, tokens, group } => {
-                let made = name(parent, tokens, group);
-                ensure(made == key, "content", || format!("{tokens:?} behind {parent:?} is {made:?}, not {key:?}"))?;
+                let is_it = names(&key, parent, tokens, group);
+                ensure(is_it, "content", || format!("{key:?} does not name {tokens:?} behind {parent:?}"))?;
                 let before = self.keys.insert(key, group);
                 ensure(before.is_none(), "mirror", || format!("{key:?} is stored although it was"))
             }

@@ -304,11 +304,11 @@ impl World {
 
     /// The events tell what the index holds. A block of one token is named after that token and the one before.
     fn follow(&mut self) -> Checked {
-        let made = |parent: Option<Key>, tokens: &[TokenId], _group: u8| {
-            let key = tokens[0] as u8;
-            if parent == key.checked_sub(1).map(name) { name(key) } else { Key::ROOT }
+        let names = |key: &Key, parent: Option<Key>, tokens: &[TokenId], _group: u8| {
+            let number = tokens[0] as u8;
+            *key == name(number) && parent == number.checked_sub(1).map(name)
         };
-        self.mirror.follow(self.pool.index(), &made)
+        self.mirror.follow(self.pool.index(), &names)
     }
 
     /// Everything that can be seen.

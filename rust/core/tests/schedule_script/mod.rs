@@ -9,12 +9,13 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use blocktable_core::block_hash::Algorithm;
+use blocktable_core::chain::{Adapter, Domain, Identity, Media, Salt};
 use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::request::Limits;
 
 use crate::broken::{Checked, ensure};
-use crate::driver::{ColdAnswer, Driver};
+use crate::driver::{ColdAnswer, Driver, mark};
 
 const VOCAB: u32 = 1009;
 
@@ -25,6 +26,8 @@ pub struct Ask {
     shared: usize,
     suffix: u32,
     own: usize,
+    /// Who asks, and how: see [`Ask::identity`].
+    who: u8,
     max_tokens: u32,
     min_tokens: u32,
     /// The output of the cold answer that is made a stop token.
@@ -91,6 +94,8 @@ fn configs() -> impl Strategy<Value = Config> {
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),
         event_buffer_size: events,
+        kv_layout: Vec::new(),
+        weights_version: Vec::new(),
     })
 }
 
@@ -120,14 +125,16 @@ fn events() -> impl Strategy<Value = Event> {
 }
 
 fn asks() -> impl Strategy<Value = Ask> {
-    let prompt = (0..2_u32, 0..24_usize, 0..3_u32, prop_oneof![3 => 0..4_usize, 1 => 0..20_usize]);
+    let who = prop_oneof![3 => Just(0_u8), 1 => 1..12_u8];
+    let prompt = (0..2_u32, 0..24_usize, 0..3_u32, prop_oneof![3 => 0..4_usize, 1 => 0..20_usize], who);
     let limits =
         (1..10_u32, prop_oneof![3 => Just(0_u32), 1 => 0..10_u32], proptest::option::weighted(0.3, 0..6_usize));
-    (prompt, limits).prop_map(|((family, shared, suffix, own), (max_tokens, min_tokens, stop_at))| Ask {
+    (prompt, limits).prop_map(|((family, shared, suffix, own, who), (max_tokens, min_tokens, stop_at))| Ask {
         family,
         shared,
         suffix,
         own,
+        who,
         max_tokens,
         min_tokens: min_tokens.min(max_tokens),
         stop_at,
@@ -155,8 +162,8 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
     let pick = |number: usize| ever.get(number % (ever.len() + 1)).copied().unwrap_or(1_000_000);
     match *event {
         Event::Submit(ref ask, times) => (0..times).try_for_each(|_| {
-            let (prompt, limits) = ask.request(driver.config());
-            ever.extend(driver.submit(prompt, limits)?);
+            let (identity, prompt, limits) = ask.request(driver.config());
+            ever.extend(driver.submit_as(identity, prompt, limits)?);
             Ok(())
         }),
         Event::SubmitNonsense(which) => submit_nonsense(driver, which),
@@ -199,7 +206,7 @@ fn submit_nonsense(driver: &mut Driver, which: u8) -> Checked {
 }
 
 impl Ask {
-    fn request(&self, config: &Config) -> (Vec<u32>, Limits) {
+    fn request(&self, config: &Config) -> (Identity, Vec<u32>, Limits) {
         let max_model_len = config.max_model_len;
         let shared = (0..self.shared as u32).map(|i| number(self.family, i));
         let own = (0..self.own as u32).map(|i| number(100 + self.suffix, i));
@@ -209,9 +216,39 @@ impl Ask {
             prompt.push(number(self.suffix, 0));
         }
         let mut limits = Limits { max_tokens: self.max_tokens, min_tokens: self.min_tokens, stop_tokens: Vec::new() };
-        let answer = ColdAnswer::of(&prompt, &limits, VOCAB, max_model_len, &config.groups);
+        let identity = self.identity(prompt.len());
+        let mark = |position| mark(&identity, position, config.block_size as usize);
+        let answer = ColdAnswer::of(&prompt, &limits, VOCAB, max_model_len, &config.groups, mark);
         limits.stop_tokens.extend(self.stop_at.and_then(|at| answer.outputs.get(at)));
-        (prompt, limits)
+        (identity, prompt, limits)
+    }
+
+    /// Two tenants, with and without a public range; salts for all and for what is not shared; two loads of an adapter, and media.
+    fn identity(&self, prompt_len: usize) -> Identity {
+        let tenant = |name: &str| Identity::of(Domain::Tenant(name.as_bytes().into()));
+        let plain = Identity::of(Domain::Deployment);
+        let public_tokens = self.shared.min(prompt_len);
+        let salt = |start, end| vec![Salt { start, end, salt: (*b"salt").into() }];
+        let adapter = |load| Some(Adapter { name: (*b"salt").into(), load, path: Box::default() });
+        let media = |start: usize| {
+            let end = (start + 3).min(prompt_len);
+            let id = (*b"picture").into();
+            if start < end { vec![Media { start, end, id }] } else { Vec::new() }
+        };
+        match self.who {
+            1 => tenant("a"),
+            2 => tenant("b"),
+            3 => Identity { public_tokens, ..tenant("a") },
+            4 => Identity { public_tokens, ..tenant("b") },
+            5 => Identity { public_tokens, ..plain },
+            6 => Identity { salts: salt(0, usize::MAX), ..plain },
+            7 if public_tokens < prompt_len => Identity { salts: salt(public_tokens, prompt_len), ..plain },
+            8 => Identity { adapter: adapter(1), ..plain },
+            9 => Identity { adapter: adapter(2), ..plain },
+            10 => Identity { media: media(1), ..plain },
+            11 => Identity { media: media(2), ..plain },
+            _ => plain,
+        }
     }
 }
 

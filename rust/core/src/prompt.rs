@@ -1,0 +1,34 @@
+//! The tokens of a prompt with the keys of their full blocks. Only a hasher makes it, so that keys, chain and tokens cannot disagree.
+
+use crate::chain::Chain;
+use crate::ids::{Key, TokenId};
+
+/// What a submit brings.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) keys: Vec<Key>,
+    pub(crate) chain: Chain,
+    /// Of the weights for which the keys were made.
+    pub(crate) generation: u32,
+}
+
+impl Prompt {
+    /// Its tokens.
+    #[must_use]
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// The keys of its full blocks.
+    #[must_use]
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+
+    /// What its keys depend on beside the tokens.
+    #[must_use]
+    pub fn chain(&self) -> &Chain {
+        &self.chain
+    }
+}

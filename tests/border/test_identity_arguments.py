@@ -1,0 +1,90 @@
+"""Who may share a prefix, said in Python: every sensible form means what it says, and every other is refused by its field."""
+
+import pytest
+
+from blocktable import BlockHasher, InvalidInputError, Scheduler
+
+TOKENS = list(range(10))
+
+SAID = [
+    {},
+    {"domain": "a"},
+    {"domain": "b"},
+    {"domain": "a", "public_tokens": 3},
+    {"public_tokens": 3},
+    {"adapter": ("a", 1)},
+    {"adapter": ("a", 2)},
+    {"cache_salt": "a"},
+    {"cache_salt": "é"},
+    {"cache_salt": [(4, 6, "a")]},
+    {"media": [(4, 6, "a")]},
+    {"media": [(5, 7, "a")]},
+    {"domain": "a", "adapter": ("a", 1), "cache_salt": "a", "media": ((4, 6, "a"),)},
+]
+
+BAD = {
+    "domain": ["", 5, b"a", "x" * 1025, "\ud800"],
+    "public_tokens": [-1, 11, 1.0, True, "3"],
+    "adapter": ["a", ("a",), ("a", -1), (1, 1), ("", 1), ("a", 1, 2), ("a", 1, "p", 4), ["a", 1]],
+    "cache_salt": ["", b"a", 5, [("a", 1, 2)], [(0, 11, "a")], [(3, 3, "a")], [(-1, 2, "a")], [(0, 2, "")], [(0, 2)], {}],
+    "media": ["", [(0, 2, "")], [(0, 11, "a")], [(0, 5, "a"), (4, 6, "b")], 5, [5], [[0, 2, "a"]]],
+}
+
+
+def test_whatever_is_said_makes_other_keys():
+    hasher = BlockHasher(block_size=2)
+    every = [hasher.keys(TOKENS, **said)[-1] for said in SAID]
+    assert len(set(every)) == len(SAID)
+
+
+def test_what_says_nothing_makes_the_keys_of_before():
+    hasher = BlockHasher(block_size=2)
+    nothing = {"domain": None, "public_tokens": 0, "adapter": None, "cache_salt": None, "media": []}
+    assert hasher.keys(TOKENS, **nothing) == hasher.keys(TOKENS)
+    assert hasher.keys(TOKENS, cache_salt=[]) == hasher.keys(TOKENS)
+
+
+@pytest.mark.parametrize("said", SAID, ids=str)
+def test_submit_takes_all_that_a_hasher_takes(make_scheduler, said):
+    for caching in (True, False):
+        scheduler = make_scheduler(enable_prefix_caching=caching)
+        scheduler.submit(TOKENS, max_tokens=1, **said)
+        assert scheduler.plan(0).token_ids.tolist() == TOKENS
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in BAD.items() for value in values], ids=ascii)
+def test_what_makes_no_sense_is_refused_by_its_field_and_nothing_is_queued(make_scheduler, field, value):
+    for caching in (True, False):
+        scheduler: Scheduler = make_scheduler(enable_prefix_caching=caching)
+        with pytest.raises(InvalidInputError) as caught:
+            scheduler.submit(TOKENS, max_tokens=1, **{field: value})
+        assert caught.value.field == field
+        assert caught.value.bound
+        assert scheduler.num_waiting == 0
+        scheduler.audit()
+
+
+@pytest.mark.parametrize("algorithm", ["sha256_cbor", "vllm_sha256"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("domain", "a"), ("public_tokens", 2), ("adapter", ("a", 1)), ("cache_salt", [(0, 2, "a")])],
+    ids=["domain", "public_tokens", "adapter", "cache_salt"],
+)
+def test_what_vllms_keys_have_no_place_for_is_refused(make_scheduler, algorithm, field, value):
+    scheduler = make_scheduler(hash_algorithm=algorithm)
+    with pytest.raises(InvalidInputError, match=algorithm) as caught:
+        scheduler.submit(TOKENS, max_tokens=1, **{field: value})
+    assert caught.value.field == field
+    with pytest.raises(InvalidInputError, match=algorithm):
+        scheduler.set_weights_version("2")
+    for option in ({"hash_seed": b"\xff"}, {"kv_layout": b"x"}, {"weights_version": "x"}):
+        with pytest.raises(InvalidInputError, match=algorithm):
+            make_scheduler(hash_algorithm=algorithm, **option)
+
+
+def test_the_configuration_says_what_the_keys_depend_on(make_scheduler):
+    scheduler = make_scheduler(hash_algorithm="blake3", kv_layout=b"float32", weights_version="1")
+    assert (scheduler.config["hash_algorithm"], scheduler.config["kv_layout"]) == ("blake3", b"float32")
+    assert scheduler.config["weights_version"] == "1"
+    assert scheduler.set_weights_version("2") == 0
+    assert scheduler.config["weights_version"] == "2"
