@@ -132,3 +132,121 @@ fn accepted_by(groups: &Groups, group: usize, longest: usize, has: impl Fn(usize
     }
     len
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_hash::Algorithm;
+    use crate::config::Config;
+    use crate::group::GroupSpec;
+
+    const BLOCKS: usize = 7;
+
+    fn groups(block_size: u32, specs: &[GroupSpec]) -> Groups {
+        Groups::new(&Config {
+            num_blocks: 2,
+            block_size,
+            vocab_size: 2,
+            max_model_len: 64,
+            max_num_seqs: 1,
+            max_num_batched_tokens: 64,
+            max_waiting: 1,
+            long_prefill_threshold: 0,
+            max_preemptions: 1,
+            groups: specs.to_vec(),
+            enable_prefix_caching: true,
+            hash_algorithm: Algorithm::DEFAULT,
+            hash_seed: Vec::new(),
+            event_buffer_size: 0,
+        })
+    }
+
+    /// An index in which block `1 + number + BLOCKS * group` holds content `number` of a group, if its bit is set in `known`.
+    fn index(keys: &[Key], known: &[usize], pending: usize) -> PrefixIndex {
+        let mut index = PrefixIndex::new(1 + (BLOCKS * known.len()) as u32);
+        for (group, bits) in known.iter().enumerate() {
+            for number in (0..BLOCKS).filter(|number| bits >> number & 1 == 1) {
+                let block = BlockId((1 + number + BLOCKS * group) as u32);
+                index.make_pending(block, keys[number].in_group(group));
+                if number < pending {
+                    index.publish(block);
+                }
+            }
+        }
+        index
+    }
+
+    fn keys() -> Vec<Key> {
+        (0..BLOCKS).map(|number| Key([number as u8 + 1; 32])).collect()
+    }
+
+    /// By definition: the first block with a row that the query behind `len` blocks sees.
+    fn first(spec: GroupSpec, len: usize, size: usize) -> usize {
+        let query = len * size;
+        let sees = |row: &usize| spec.window.is_none_or(|window| query - row < window as usize);
+        (0..=query).find(sees).expect("itself") / size
+    }
+
+    #[test]
+    fn every_pattern_of_known_blocks_gives_the_longest_length_that_all_groups_accept() {
+        let keys = keys();
+        for size in [1, 2, 3] {
+            for window in [None, Some(1), Some(2), Some(3), Some(4), Some(5), Some(9), Some(30)] {
+                let specs = [GroupSpec::FULL, GroupSpec { window }];
+                let groups = groups(size, &specs);
+                for known in 0..1 << BLOCKS {
+                    // The first group knows a head of the chain; the second any set of blocks.
+                    for head in [0, 3, BLOCKS] {
+                        let bits = [(1 << head) - 1, known];
+                        let index = index(&keys, &bits, BLOCKS);
+                        let accepts = |group: usize, len: usize| {
+                            let needed = first(specs[group], len, size as usize)..len;
+                            needed.clone().all(|number| bits[group] >> number & 1 == 1)
+                        };
+                        let longest =
+                            (0..=BLOCKS).rev().find(|&len| accepts(0, len) && accepts(1, len)).expect("nothing");
+                        let mut hit = Hit::new(2);
+                        hit.find(&index, &groups, &keys);
+                        assert_eq!(hit.len(), longest, "size {size}, {window:?}, {head} and {known:b}");
+                        assert_eq!(hit.confirmed(), longest);
+                        let needed = first(specs[1], longest, size as usize);
+                        for (number, &block) in hit.table(1).iter().enumerate() {
+                            let due = if number < needed { 0 } else { 1 + number + BLOCKS };
+                            assert_eq!(block.get() as usize, due, "entry {number} of {:?}", hit.table(1));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_pending_counts_and_what_its_loss_would_need_is_held() {
+        let keys = keys();
+        let specs = [GroupSpec::FULL, GroupSpec::sliding(3)];
+        let groups = groups(1, &specs);
+        let all = (1 << BLOCKS) - 1;
+        let mut hit = Hit::new(2);
+        hit.find(&index(&keys, &[all, all], 5), &groups, &keys);
+        assert_eq!((hit.len(), hit.confirmed()), (BLOCKS, 5));
+        // The query at 7 sees from 5 on, the one at 5, if the pending blocks are lost, from 3 on.
+        let named: Vec<usize> = (0..BLOCKS).filter(|&number| hit.table(1)[number] != BlockId::NULL).collect();
+        assert_eq!(named, [3, 4, 5, 6]);
+        // Block 4 of the second group is unknown: its loss cannot be made up for.
+        hit.find(&index(&keys, &[all, all & !(1 << 4)], 5), &groups, &keys);
+        assert_eq!((hit.len(), hit.confirmed()), (BLOCKS, 5));
+        let named: Vec<usize> = (0..BLOCKS).filter(|&number| hit.table(1)[number] != BlockId::NULL).collect();
+        assert_eq!(named, [5, 6]);
+    }
+
+    #[test]
+    fn the_blocks_of_one_group_are_no_hit_in_another() {
+        let keys = keys();
+        let groups = groups(1, &[GroupSpec::FULL, GroupSpec::FULL]);
+        let mut hit = Hit::new(2);
+        hit.find(&index(&keys, &[0b111, 0b11], BLOCKS), &groups, &keys);
+        assert_eq!(hit.len(), 2);
+        hit.find(&index(&keys, &[0b111, 0], BLOCKS), &groups, &keys);
+        assert_eq!((hit.len(), hit.blocks().count()), (0, 0));
+    }
+}

@@ -128,6 +128,8 @@ mutants! {
     ShortWindowHit = "short_window_hit",
     /// A hit is as long as the first group accepts.
     FirstGroupDecides = "first_group_decides",
+    /// Who is put back keeps what was published, though a window needs more.
+    PutBackBlind = "put_back_blind",
     /// All groups name their content alike.
     OneKeyForAllGroups = "one_key_for_all_groups",
     /// Rows of every group go to the blocks of the first.

@@ -69,6 +69,7 @@ impl Scheduler {
         let sees_all = |(group, table): (usize, &BlockTable)| {
             self.groups.specs()[group].first_block(position, self.block_size) >= table.num_null().min(blocks)
         };
-        if self.request(seat).tables().enumerate().all(sees_all) { blocks } else { 0 }
+        let can_stay = self.request(seat).tables().enumerate().all(sees_all) || mutant::is_on(Mutant::PutBackBlind);
+        if can_stay { blocks } else { 0 }
     }
 }

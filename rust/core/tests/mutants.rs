@@ -112,6 +112,7 @@ rows! {
     promise_unfreed: PromiseUnfreed, ["A1"], what_leaves_a_window_stays_with_another;
     short_window_hit: ShortWindowHit, ["A7", "tables"], a_window_finds_its_prefix_again;
     first_group_decides: FirstGroupDecides, ["A7"], a_window_finds_its_prefix_again;
+    put_back_blind: PutBackBlind, ["A7"], a_sharer_loses_what_its_window_needs;
     one_key_for_all_groups: OneKeyForAllGroups, ["sight"], a_window_finds_its_prefix_again;
     slots_of_first_group: SlotsOfFirstGroup, ["slots"], a_window_slides_over_a_long_request;
     need_of_one_group: NeedOfOneGroup, ["submit"], what_can_never_fit_two_groups_is_submitted;
@@ -196,7 +197,8 @@ fn random_schedules_alone_find_most_faults() {
         "loose_drops_others",
         "clamp_negative",
     ];
-    let rare = ["double_free", "preempt_two", "no_budget_for_decodes", "event_per_block", "promise_unfreed"];
+    let rare =
+        ["double_free", "preempt_two", "no_budget_for_decodes", "event_per_block", "promise_unfreed", "put_back_blind"];
     let tables = [
         "fork_misses_last",
         "truncate_keeps_block",
@@ -580,6 +582,24 @@ fn what_leaves_a_window_stays_with_another() -> Checked {
     driver.run_step()?;
     driver.run_step()?;
     driver.submit([&prompt(1, 16)[..], &prompt(2, 24)].concat(), up_to(3))?;
+    driver.drain()
+}
+
+/// Four usable blocks. In the fourth step the first request takes block 2 of its own chain again, behind which it and the second
+/// share blocks 4 and 5; the query at block 4 would need it.
+fn a_sharer_loses_what_its_window_needs() -> Checked {
+    let groups = vec![GroupSpec::sliding(6)];
+    let sizes = Config { max_num_batched_tokens: 8, long_prefill_threshold: 6, ..config(5, 4) };
+    let mut driver = Driver::new(Config { groups, ..sizes });
+    driver.submit(prompt(1, 24), up_to(3))?;
+    for _ in 0..3 {
+        driver.run_step()?;
+    }
+    driver.submit([&prompt(1, 24)[..], &prompt(2, 2)].concat(), up_to(3))?;
+    driver.plan()?;
+    driver.fail()?;
+    let back = driver.seen.put_back_to_nothing;
+    ensure(back == 1, "sharing", || format!("{back} requests were put back to nothing"))?;
     driver.drain()
 }
 

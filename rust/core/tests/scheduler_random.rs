@@ -56,6 +56,8 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("passed_over", rare.passed_over as u64),
         ("ended_for_capacity", rare.ended_for_capacity as u64),
         ("skipped", rare.skipped as u64),
+        ("out_of_sight", rare.out_of_sight as u64),
+        ("hits_through_windows", rare.hits_through_windows as u64),
         ("events", driver.followers.read),
         ("event_restarts", driver.followers.first.restarts as u64),
     ];

@@ -50,6 +50,12 @@ pub struct Seen {
     pub ended_for_capacity: usize,
     /// Running requests that got no token in a plan.
     pub skipped: usize,
+    /// Entries of tables that became null, or were from the start of a hit on.
+    pub out_of_sight: usize,
+    /// Admissions with a hit in a group with a window.
+    pub hits_through_windows: usize,
+    /// Puttings back that lost all, since a window needs more than is named.
+    pub put_back_to_nothing: usize,
 }
 
 /// A scheduler, the memory of its plans, the oracle model, and the books of its caller.
@@ -345,6 +351,13 @@ impl Driver {
     fn lines(&self, row: i32) -> Vec<usize> {
         let (rows, columns) = (self.config().rows() as usize, self.config().max_blocks() as usize);
         (0..self.config().groups.len()).map(|group| (group * rows + row as usize) * columns).collect()
+    }
+
+    /// The entries of a running request in one group, as the device was told.
+    pub fn table(&self, id: u64, group: usize) -> &[i32] {
+        let client = &self.clients[&id];
+        let line = self.lines(client.row.expect("it runs"))[group];
+        &self.device_tables[line..line + client.granted.div_ceil(self.block_size())]
     }
 
     /// The first entry that the query at `position` sees in each group.

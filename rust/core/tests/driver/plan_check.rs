@@ -161,6 +161,8 @@ impl Driver {
             let wanted = (len - start).min(budget - first).min(threshold);
             ensure(chunk == wanted, "budget", || format!("request {id} gets {chunk} tokens, {wanted} fit"))?;
             self.note_admission(id, start);
+            let has_window = self.config().groups.iter().any(|group| group.window.is_some());
+            self.seen.hits_through_windows += usize::from(has_window && start > 0);
             let cached = self.scheduler.num_cached_tokens(RequestId(id));
             let known = self.clients[&id].cached;
             ensure(cached.as_ref().ok() == known.as_ref(), "cached", || format!("{cached:?}, must be {known:?}"))?;

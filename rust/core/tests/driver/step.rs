@@ -41,6 +41,8 @@ pub struct Entry {
     pub shared: BTreeSet<i32>,
     /// Table entries that it keeps if it loses one of those: all before them, or none if a window needs more.
     pub kept: usize,
+    /// It would keep more, but for a window.
+    pub lost_sight: bool,
     /// What the step brings for it does not count any more.
     pub is_stale: bool,
 }
@@ -243,6 +245,7 @@ impl Driver {
             entry.is_stale = true;
             lost.extend(&entry.written);
             self.seen.put_back += 1;
+            self.seen.put_back_to_nothing += usize::from(entry.kept == 0 && entry.lost_sight);
             client.computed = entry.kept * self.scheduler.config().block_size as usize;
             client.granted = client.computed;
             if client.outputs().is_empty() && client.preemptions == 0 {
@@ -323,6 +326,7 @@ impl Driver {
                 last: last.collect(),
                 shared: BTreeSet::new(),
                 kept: 0,
+                lost_sight: false,
                 is_stale: false,
             });
         }
@@ -336,6 +340,7 @@ impl Driver {
             let names_all = |(table, entry): (&&[i32], usize)| table[entry.min(kept)..kept].iter().all(|&id| id > 0);
             let in_sight = behind.iter().zip(self.first_entries(kept * size)).all(names_all);
             entry.kept = if in_sight { kept } else { 0 };
+            entry.lost_sight = kept > 0 && !in_sight;
             entry.shared = behind.iter().flat_map(|table| *table).filter(|id| all.contains(id)).copied().collect();
         }
         entries
@@ -436,6 +441,7 @@ impl Driver {
         for (row, first, ids) in &plan.dirty {
             let at = *row as usize * columns + *first as usize;
             self.device_tables[at..at + ids.len()].copy_from_slice(ids);
+            self.seen.out_of_sight += ids.iter().filter(|&&id| id == 0).count();
         }
     }
 
