@@ -157,6 +157,8 @@ mod tests {
             enable_prefix_caching: true,
             hash_algorithm: Algorithm::DEFAULT,
             hash_seed: Vec::new(),
+            weights_version: Vec::new(),
+            kv_layout: Vec::new(),
             event_buffer_size: 0,
         })
     }

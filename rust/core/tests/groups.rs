@@ -154,6 +154,8 @@ fn config(block_size: u32) -> Config {
         enable_prefix_caching: true,
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),
+        weights_version: Vec::new(),
+        kv_layout: Vec::new(),
         event_buffer_size: 0,
     }
 }
