@@ -323,6 +323,9 @@ class BlockPool:
         """Ids of free blocks that the caller holds from now on, one by one, for tables that it keeps itself. Raises
         `OutOfBlocksError`."""
 
+    def share(self, block_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64]) -> None:
+        """Hold blocks of `take` once more, each to be released once more. Raises `NotHeldError` or `NoSuchBlockError`."""
+
     def release(self, block_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64]) -> None:
         """Give blocks of `take` back, the last one first; null blocks are passed over. Raises `NotHeldError` or
         `NoSuchBlockError`."""
@@ -355,7 +358,7 @@ class BlockPool:
 
 @final
 class BlockTable:
-    """Where the rows of one sequence live. Made by `BlockPool.table`, `PrefixCache.match`; owns what it names.
+    """Where the rows of one sequence live. Made by `BlockPool.table`, `PrefixCache.match` and `fork`; owns what it names.
 
     Its blocks go back at `release`, at the end of a `with` block, or when the last reference to it goes. After that, every
     method raises `ReleasedError`.
@@ -370,6 +373,10 @@ class BlockTable:
 
     def reserve(self, num_tokens: int) -> None:
         """Take blocks for so many tokens in all, so that appending up to there finds them. Raises `OutOfBlocksError`."""
+
+    def fork(self) -> BlockTable:
+        """A second table over the same blocks. Nothing is copied until one of the two appends into a block that both see;
+        reserved blocks stay here."""
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens and the blocks that they need, and give up the rest."""

@@ -227,6 +227,71 @@ def test_a_cut_at_the_edge_of_a_block_copies_nothing(scene):
     scene.pool.audit()
 
 
+def test_a_fork_shares_all_and_copies_its_tail_on_the_first_write(scene):
+    blocks, free = scene.table.blocks.tolist(), scene.pool.num_free
+    child = scene.table.fork()
+    assert (child.blocks.tolist(), child.num_tokens, child.num_published) == (blocks, 10, 2)
+    assert scene.pool.num_free == free
+    assert scene.pool.block_refs()[blocks].tolist() == [2, 2, 2]
+    slots, copies = child.append(3)
+    own = child.blocks.tolist()[2:]
+    assert copies == [(blocks[2], own[0], 2)]
+    assert slots.tolist() == [4 * own[0] + 2, 4 * own[0] + 3, 4 * own[1]]
+    assert child.blocks.tolist()[:2] == blocks[:2]
+    slots, copies = scene.table.append(1)
+    assert (slots.tolist(), copies) == ([4 * blocks[2] + 2], []), "the last owner writes in place"
+    assert scene.pool.block_refs()[blocks].tolist() == [2, 2, 1]
+    scene.pool.audit()
+    child.release()
+    scene.pool.audit()
+
+
+def test_reserved_blocks_stay_with_the_parent(scene):
+    scene.table.reserve(30)
+    child = scene.table.fork()
+    assert (scene.table.num_blocks, child.num_blocks) == (8, 3)
+    assert scene.table.append(20)[1] == [(3, scene.table.blocks.tolist()[2], 2)]
+    scene.pool.audit()
+
+
+@pytest.mark.parametrize("prompt", [1, 15, 16, 17, 1000])
+def test_children_hold_the_shared_blocks_and_their_own(prompt):
+    """After w rows each of n children has ceil((prompt mod B + w) / B) blocks of its own, beside the shared ones."""
+    size, n = 16, 16
+    pool = BlockPool(1 + prompt // size + n * 5, size)
+    parent = pool.table()
+    parent.append(prompt)
+    children = [parent.fork() for _ in range(n)]
+    parent.release()
+    for written in range(1, 40):
+        for child in children:
+            child.append(1)
+        own = -(-(prompt % size + written) // size)
+        used = pool.stats()["used_blocks"]
+        assert used == prompt // size + n * own, written
+        pool.audit()
+
+
+def test_forks_of_forks_outlive_their_parents(scene):
+    tables = [scene.table]
+    for _ in range(5):
+        tables.append(tables[-1].fork())
+        tables[-1].append(3)
+    for table in tables[::2]:
+        table.release()
+        scene.pool.audit()
+    assert [table.num_tokens for table in tables[1::2]] == [13, 19, 25]
+
+
+def test_single_blocks_are_shared_and_released_as_often(scene):
+    scene.pool.share(scene.single)
+    scene.pool.release(scene.single)
+    free = scene.pool.num_free
+    scene.pool.release(scene.single)
+    assert scene.pool.num_free == free + 2
+    scene.pool.audit()
+
+
 def test_single_blocks_come_and_go(scene):
     assert scene.single.tolist() == [4, 5]
     assert scene.single.dtype == np.int32
@@ -256,6 +321,7 @@ REFUSALS: dict[str, tuple[type[BlocktableError], Callable[[Scene], object]]] = {
     "tokens after release": (ReleasedError, lambda s: s.gone.num_tokens),
     "number of blocks after release": (ReleasedError, lambda s: s.gone.num_blocks),
     "number of published after release": (ReleasedError, lambda s: s.gone.num_published),
+    "fork after release": (ReleasedError, lambda s: s.gone.fork()),
     "publish after release": (ReleasedError, lambda s: s.cache.publish(s.gone, TOKENS)),
     "publish the table of another pool": (ForeignTableError, lambda s: s.cache.publish(s.other.table(), [])),
     "publish in the cache of another pool": (ForeignTableError, lambda s: s.other_cache.publish(s.table, TOKENS)),
@@ -278,6 +344,9 @@ REFUSALS: dict[str, tuple[type[BlocktableError], Callable[[Scene], object]]] = {
     "release one block twice in a list": (NotHeldError, lambda s: s.pool.release([4, 5, 4])),
     "release the block of another pool": (NoSuchBlockError, lambda s: s.pool.release([4, 16])),
     "release a negative block": (InvalidInputError, lambda s: s.pool.release([4, -1])),
+    "share what a table holds": (NotHeldError, lambda s: s.pool.share(s.table.blocks)),
+    "share what is free": (NotHeldError, lambda s: s.pool.share([4, 9])),
+    "share the block of another pool": (NoSuchBlockError, lambda s: s.pool.share([4, 16])),
     "release text": (InvalidInputError, lambda s: s.pool.release("45")),
     "unknown algorithm": (InvalidInputError, lambda s: PrefixCache(s.pool, algorithm="md5")),
     "a pool of one": (InvalidInputError, lambda s: BlockPool(1, 4)),
@@ -391,7 +460,10 @@ BEHAVIOUR = {
     "skip_ref_on_hit": test_a_match_holds_what_it_found,
     "hit_keeps_in_queue": test_a_match_holds_what_it_found,
     "recount_queries_on_retry": test_hits_are_counted_when_they_are_used_and_once,
-    "write_shared": test_a_cut_inside_published_content_copies_before_the_next_write,
+    "write_in_place": test_a_cut_inside_published_content_copies_before_the_next_write,
+    "truncate_keeps_block": test_a_cut_at_the_edge_of_a_block_copies_nothing,
+    "fork_misses_last": test_a_fork_shares_all_and_copies_its_tail_on_the_first_write,
+    "copy_keeps_holder": test_a_fork_shares_all_and_copies_its_tail_on_the_first_write,
     "forward_order": test_a_released_table_frees_its_blocks_last_block_first,
     "head_order": test_a_released_table_frees_its_blocks_last_block_first,
     "leak_block_on_finish": test_a_table_is_released_by_the_end_of_its_with_block_and_by_the_last_reference,

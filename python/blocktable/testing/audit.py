@@ -19,12 +19,14 @@ NULL_BLOCK = 0
 
 
 class BrokenPromise(AssertionError):
-    """An invariant does not hold. `promise` is its name: A1 to A8 as in the audit, or a word of the plan's contract."""
+    """An invariant does not hold. `promise` is its name: A1 to A8 as in the audit, or a word of the contract; `calls` are those
+    that led there, where they are known."""
 
-    def __init__(self, promise: str, detail: str) -> None:
-        super().__init__(f"{promise}: {detail}")
+    def __init__(self, promise: str, detail: str, calls: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{promise}: {detail}" + (f", after {'; '.join(calls)}" if calls else ""))
         self.promise = promise
         self.detail = detail
+        self.calls = calls
 
 
 @dataclass(frozen=True, slots=True)

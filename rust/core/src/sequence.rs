@@ -3,7 +3,7 @@
 //! Before: [`Sequences`](crate::sequences::Sequences) keeps it and hands it the pool. Every mutator is all-or-nothing.
 //! Always: rows fit the blocks; the first `named` blocks are full, and published under the keys of this chain.
 
-use crate::block_pool::{BlockPool, Release};
+use crate::block_pool::{BlockCopy, BlockPool, Release};
 use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
@@ -50,19 +50,28 @@ impl Sequence {
     /// Makes room for `count` rows more. A block that must not be written over is replaced; the rows to be copied are returned.
     pub fn append(&mut self, pool: &mut BlockPool, size: BlockSize, count: usize) -> Result<Option<RowCopy>> {
         let end = self.end(count)?;
-        let written = size.full_blocks(self.rows);
-        let replaced = count > 0 && self.table.len() > written && !is_private(pool, self.table.blocks()[written]);
-        self.grow(pool, size, end, u32::from(replaced))?;
-        let copied = if replaced { self.replace(pool, written)? } else { None };
+        let tail = size.full_blocks(self.rows);
+        let is_shared = count > 0 && self.table.blocks().get(tail).is_some_and(|&block| !is_private(pool, block));
+        let lacking = self.lacking(pool, size, end, u32::from(is_shared))?;
+        let copied = if is_shared { pool.make_writable(&mut self.table, tail, Release::Now)? } else { None };
+        pool.take(&mut self.table, lacking)?;
         let rows = size.offset(self.rows) as u32;
         self.rows = end;
-        Ok(copied.filter(|_| rows > 0).map(|(source, target)| RowCopy { source, target, rows }))
+        Ok(copied.filter(|_| rows > 0).map(|BlockCopy { source, target }| RowCopy { source, target, rows }))
     }
 
     /// Takes blocks for `rows` rows in all.
     pub fn reserve(&mut self, pool: &mut BlockPool, size: BlockSize, rows: usize) -> Result<()> {
         let end = self.end(rows.saturating_sub(self.rows))?;
-        self.grow(pool, size, end, 0)
+        let lacking = self.lacking(pool, size, end, 0)?;
+        pool.take(&mut self.table, lacking)
+    }
+
+    /// A second sequence over the blocks of all rows; reserved blocks stay with the first. Neither writes over what both see.
+    pub fn fork(&self, pool: &mut BlockPool, size: BlockSize) -> Result<Sequence> {
+        let mut table = pool.fork(&self.table)?;
+        pool.truncate(&mut table, self.rows, size, Release::Now)?;
+        Ok(Sequence { table, rows: self.rows, named: self.named, lookup: None })
     }
 
     /// Gives up all rows from `rows` on, and every block that is not needed for the others.
@@ -71,8 +80,7 @@ impl Sequence {
             let bound = format!("must be at most {}, the tokens of the table", self.rows);
             return Err(Error::InvalidInput { field: "num_tokens", value: rows as i128, bound });
         }
-        let rest = self.table.split_off(size.blocks_for(rows));
-        pool.release(rest, Release::Now);
+        pool.truncate(&mut self.table, rows, size, Release::Now)?;
         self.rows = rows;
         self.named = self.named.min(size.full_blocks(rows));
         Ok(())
@@ -104,8 +112,8 @@ impl Sequence {
         }
         let before = pool.index().num_published();
         for (&block, key) in blocks.iter().zip(keys) {
-            pool.make_pending(block, *key).expect("a block of this pool");
-            pool.publish(block).expect("a block of this pool");
+            pool.make_pending(block, *key)?;
+            pool.publish(block)?;
         }
         self.named = self.named.max(start + keys.len().min(blocks.len()));
         Ok(pool.index().num_published() - before)
@@ -135,27 +143,14 @@ impl Sequence {
         Ok(end)
     }
 
-    /// Takes blocks for `rows` rows in all if `beside` more are free.
-    fn grow(&mut self, pool: &mut BlockPool, size: BlockSize, rows: usize, beside: u32) -> Result<()> {
+    /// Blocks that `rows` rows in all lack, if they and `beside` more are free.
+    fn lacking(&self, pool: &BlockPool, size: BlockSize, rows: usize, beside: u32) -> Result<u32> {
         let lacking = size.blocks_for(rows).saturating_sub(self.table.len()) as u32;
         let needed = lacking.saturating_add(beside);
         if needed > pool.num_free() {
             return Err(Error::OutOfBlocks { needed, free: pool.num_free() });
         }
-        pool.take(&mut self.table, lacking)
-    }
-
-    /// Puts a free block in the place of entry `at`: (the old one, the new one).
-    fn replace(&mut self, pool: &mut BlockPool, at: usize) -> Result<Option<(BlockId, BlockId)>> {
-        if mutant::is_on(Mutant::WriteShared) {
-            return Ok(None);
-        }
-        let source = self.table.blocks()[at];
-        pool.take(&mut self.table, 1)?;
-        let target = self.table.blocks.pop().expect("the block just taken");
-        self.table.blocks[at] = target;
-        pool.release_blocks(&[source], Release::Now)?;
-        Ok(Some((source, target)))
+        Ok(lacking)
     }
 }
 

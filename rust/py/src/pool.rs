@@ -43,6 +43,11 @@ impl BlockPool {
         array(py, ids, "int32")
     }
 
+    fn share(&self, py: Python<'_>, block_ids: &Bound<'_, PyAny>) -> PyResult<()> {
+        let ids = token_ids("block_ids", block_ids)?;
+        self.door.held(py, |core| core.share_blocks(ids))
+    }
+
     fn release(&self, py: Python<'_>, block_ids: &Bound<'_, PyAny>) -> PyResult<()> {
         let ids = token_ids("block_ids", block_ids)?;
         self.door.held(py, |core| core.release_blocks(ids))

@@ -51,6 +51,11 @@ impl BlockTable {
         self.pool().door.held(py, |core| core.reserve(self.id, num_tokens))
     }
 
+    fn fork(&self, py: Python<'_>) -> PyResult<BlockTable> {
+        let child = self.pool().door.held(py, |core| core.fork(self.id))?;
+        Ok(BlockTable::new(self.pool.clone_ref(py), child))
+    }
+
     fn truncate(&self, py: Python<'_>, num_tokens: &Bound<'_, PyAny>) -> PyResult<()> {
         let num_tokens = count("num_tokens", num_tokens)? as usize;
         self.pool().door.held(py, |core| core.truncate(self.id, num_tokens))

@@ -40,6 +40,10 @@ pub enum Op {
         seat: usize,
         rows: usize,
     },
+    Fork {
+        seat: usize,
+        child: usize,
+    },
     Truncate {
         seat: usize,
         rows: usize,
@@ -61,6 +65,11 @@ pub enum Op {
     Foreign,
     Take {
         count: u32,
+    },
+    /// Hold blocks that were taken one by one once more, or a block that nobody may.
+    ShareBlocks {
+        count: usize,
+        extra: Option<u32>,
     },
     /// Give back blocks that were taken one by one, `extra` among them.
     ReleaseBlocks {
@@ -89,6 +98,7 @@ pub fn sequence_scripts() -> impl Strategy<Value = SequenceScript> {
         1 => seat().prop_map(|seat| Op::Begin { seat }),
         6 => (seat(), tokens(9)).prop_map(|(seat, tokens)| Op::Append { seat, tokens }),
         1 => (seat(), 0..20_usize).prop_map(|(seat, rows)| Op::Reserve { seat, rows }),
+        2 => (seat(), seat()).prop_map(|(seat, child)| Op::Fork { seat, child }),
         2 => (seat(), 0..20_usize).prop_map(|(seat, rows)| Op::Truncate { seat, rows }),
         6 => (seat(), 0..4_usize, prop_oneof![3 => Just(0_usize), 1 => 0..4_usize], proptest::bool::weighted(0.2), proptest::bool::weighted(0.1))
             .prop_map(|(seat, but, start, lies, over)| Op::Publish { seat, but, start, lies, over }),
@@ -97,6 +107,8 @@ pub fn sequence_scripts() -> impl Strategy<Value = SequenceScript> {
         1 => Just(Op::Foreign),
         1 => (0..4_u32).prop_map(|count| Op::Take { count }),
         1 => (0..4_usize, proptest::option::weighted(0.4, 0..20_u32))
+            .prop_map(|(count, extra)| Op::ShareBlocks { count, extra }),
+        2 => (0..4_usize, proptest::option::weighted(0.4, 0..20_u32))
             .prop_map(|(count, extra)| Op::ReleaseBlocks { count, extra }),
         1 => Just(Op::Forget),
         1 => prop_oneof![4 => Just(Op::Forget), 1 => Just(Op::Reset)],
@@ -173,6 +185,7 @@ impl World {
             Op::Find { seat, tokens, extra } => self.find(*seat, tokens, *extra),
             Op::Append { seat, tokens } => self.with(*seat, |world, chain| world.append(chain, tokens)),
             Op::Reserve { seat, rows } => self.with(*seat, |world, chain| world.reserve(chain, *rows)),
+            Op::Fork { seat, child } => self.fork(*seat, *child),
             Op::Truncate { seat, rows } => self.with(*seat, |world, chain| world.truncate(chain, *rows)),
             Op::Publish { seat, but, start, lies, over } => {
                 self.with(*seat, |world, chain| world.publish(chain, *but, *start, *lies, *over))
@@ -185,6 +198,7 @@ impl World {
                 same("foreign", self.real.release(id), Err(Error::ForeignTable))
             }
             Op::Take { count } => self.take(*count),
+            Op::ShareBlocks { count, extra } => self.share_blocks(*count, *extra),
             Op::ReleaseBlocks { count, extra } => self.release_blocks(*count, *extra),
             Op::Forget => same("forgotten", self.real.forget_unheld(), self.model.forget_unheld()),
             Op::Reset => self.reset(),
@@ -251,13 +265,12 @@ impl World {
             return same("append", got, Err(Error::OutOfBlocks { needed: needed as u32, free: free as u32 }));
         }
         let mut copy = None;
-        chain.blocks.extend(self.model.take(lacking as u32).expect("enough are free"));
         if replaced {
-            let target = self.model.take(1).expect("enough are free")[0];
-            let source = std::mem::replace(&mut chain.blocks[at], target);
-            self.model.release(&[source], false).expect("held");
+            let replaced = self.model.make_writable(&mut chain.blocks, at, false);
+            let (source, target) = replaced.ok().flatten().expect("enough are free");
             copy = (rows % self.size > 0).then_some((source, target, (rows % self.size) as u32));
         }
+        chain.blocks.extend(self.model.take(lacking as u32).expect("enough are free"));
         let got = got.map(|copy| copy.map(|copy| (copy.source.get(), copy.target.get(), copy.rows)));
         same("append", got, Ok(copy))?;
         if let Some((source, target, rows)) = copy {
@@ -289,6 +302,19 @@ impl World {
             None => Err(Error::OutOfBlocks { needed: lacking, free }),
         };
         same("reserve", self.real.reserve(chain.id, rows), wanted)
+    }
+
+    fn fork(&mut self, seat: usize, child: usize) -> Checked {
+        if seat == child || self.seats[seat].is_none() {
+            return Ok(());
+        }
+        self.release(child)?;
+        let Some(parent) = self.seats[seat].clone() else { return Ok(()) };
+        let blocks = parent.blocks[..parent.tokens.len().div_ceil(self.size)].to_vec();
+        self.model.fork(&blocks);
+        let id = self.real.fork(parent.id).map_err(refused)?;
+        self.seats[child] = Some(Chain { id, blocks, lookup: None, ..parent });
+        Ok(())
     }
 
     fn truncate(&mut self, chain: &mut Chain, rows: usize) -> Checked {
@@ -356,28 +382,45 @@ impl World {
         same("take", self.real.take(count).map(numbers), wanted)
     }
 
-    fn release_blocks(&mut self, count: usize, extra: Option<u32>) -> Checked {
-        let mut ids = self.loose[..count.min(self.loose.len())].to_vec();
-        ids.insert(ids.len() / 2, 0);
-        let wanted = match extra {
-            Some(extra) if extra >= self.real.pool().num_blocks() => {
-                Err(Error::NoSuchBlock { block: extra, num_blocks: self.real.pool().num_blocks() })
-            }
-            Some(extra) if extra > 0 && (ids.contains(&extra) || !self.loose.contains(&extra)) => {
-                Err(Error::NotHeld { block: self.real.pool().block(extra).expect("a block") })
-            }
-            _ => Ok(()),
-        };
-        if let Some(extra) = extra {
-            ids.push(extra);
+    fn share_blocks(&mut self, count: usize, extra: Option<u32>) -> Checked {
+        let (ids, wanted) = self.some_loose(count, extra, false);
+        if wanted.is_ok() {
+            let held: Vec<u32> = ids.iter().copied().filter(|&id| id > 0).collect();
+            self.model.fork(&held);
+            self.loose.extend(held);
         }
+        same("share_blocks", self.real.share_blocks(ids), wanted)
+    }
+
+    fn release_blocks(&mut self, count: usize, extra: Option<u32>) -> Checked {
+        let (ids, wanted) = self.some_loose(count, extra, true);
         if wanted.is_ok() {
             self.model
                 .release(&ids, false)
                 .map_err(|NotHeld(block)| Broken { check: "model", detail: format!("{block}") })?;
-            self.loose.retain(|id| !ids.contains(id));
+            for id in ids.iter().filter(|&&id| id > 0) {
+                let at = self.loose.iter().position(|held| held == id).expect("held");
+                self.loose.swap_remove(at);
+            }
         }
         same("release_blocks", self.real.release_blocks(ids), wanted)
+    }
+
+    /// Ids of which the caller holds each, the null block among them, and perhaps one that it does not; and what a call must say.
+    fn some_loose(&self, count: usize, extra: Option<u32>, drops: bool) -> (Vec<u32>, Result<(), Error>) {
+        let mut ids = self.loose[..count.min(self.loose.len())].to_vec();
+        ids.insert(ids.len() / 2, 0);
+        let num_blocks = self.real.pool().num_blocks();
+        let Some(extra) = extra else { return (ids, Ok(())) };
+        let had = self.loose.iter().filter(|&&held| held == extra).count();
+        let used = if drops { ids.iter().filter(|&&id| id == extra).count() } else { 0 };
+        ids.push(extra);
+        let wanted = match self.real.pool().block(extra) {
+            Err(_) => Err(Error::NoSuchBlock { block: extra, num_blocks }),
+            Ok(block) if extra > 0 && had <= used => Err(Error::NotHeld { block }),
+            Ok(_) => Ok(()),
+        };
+        (ids, wanted)
     }
 
     fn reset(&mut self) -> Checked {
