@@ -77,6 +77,9 @@ impl Scheduler {
         if self.config.long_prefill_threshold > 0 {
             chunk = chunk.min(self.config.long_prefill_threshold as usize);
         }
+        if self.request(seat).cached.is_none() || mutant::is_on(Mutant::MissCountedAgain) {
+            self.explain_hit(seat);
+        }
         self.start_running(seat, start, now_us);
         self.hold_hits(seat);
         self.request_mut(seat).promised = rest;

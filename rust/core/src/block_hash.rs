@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::ids::{Key, TokenId};
 use crate::key_encoding::{self, Constant};
 use crate::mutant::{self, Mutant};
+use crate::trail::Trail;
 use crate::vllm_encoding;
 
 pub use crate::algorithm::Algorithm;
@@ -22,6 +23,8 @@ pub use crate::prompt::Prompt;
 pub struct BlockHasher {
     algorithm: Algorithm,
     makes_keys: bool,
+    /// Prompts get a trail too.
+    explains: bool,
     block_size: usize,
     seed: Box<[u8]>,
     layout: Box<[u8]>,
@@ -45,6 +48,7 @@ impl BlockHasher {
         let hasher = BlockHasher {
             algorithm,
             makes_keys: true,
+            explains: false,
             block_size: block_size as usize,
             seed: seed.into(),
             layout: Box::default(),
@@ -79,6 +83,18 @@ impl BlockHasher {
             self.generation += 1;
         }
         Ok(self)
+    }
+
+    /// The same, with what it takes to explain misses: one more hash a block.
+    #[must_use]
+    pub fn explaining(mut self) -> Self {
+        self.explains = true;
+        self
+    }
+
+    /// Tokens a block.
+    pub(crate) fn block_size(&self) -> usize {
+        self.block_size
     }
 
     /// What makes the keys.
@@ -170,13 +186,15 @@ impl BlockHasher {
     /// # Errors
     /// As [`BlockHasher::chain`].
     pub fn prompt(&mut self, tokens: Vec<TokenId>, identity: Identity) -> Result<Prompt> {
+        let said = self.explains.then(|| identity.clone());
         let chain = self.chain(identity, tokens.len())?;
+        let trail = said.map(|identity| Box::new(Trail::new(self, &identity, &tokens)));
         if !self.makes_keys {
-            return Ok(Prompt { tokens, keys: Vec::new(), chain, generation: self.generation });
+            return Ok(Prompt { tokens, keys: Vec::new(), chain, trail, generation: self.generation });
         }
         let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
         self.extend(&chain, &mut keys, &tokens);
-        Ok(Prompt { tokens, keys, chain, generation: self.generation })
+        Ok(Prompt { tokens, keys, chain, trail, generation: self.generation })
     }
 
     /// The same for tokens of [`Domain::Deployment`] and nothing else.
@@ -226,7 +244,7 @@ impl BlockHasher {
         self
     }
 
-    fn root(&mut self, domain: &Domain, adapter: Option<&Adapter>) -> Key {
+    pub(crate) fn root(&mut self, domain: &Domain, adapter: Option<&Adapter>) -> Key {
         let domain = match domain {
             _ if mutant::is_on(Mutant::DomainForgotten) => Constant::Deployment,
             Domain::Public => Constant::Public,

@@ -171,6 +171,7 @@ impl Scheduler {
         if entry.pending.is_empty() {
             return;
         }
+        let begun = size.full_blocks(entry.start);
         for pending in entry.pending.clone() {
             let block = self.flight.pending[pending];
             let number = size.full_blocks(entry.start) + (pending - entry.pending.start) / self.groups.len();
@@ -182,6 +183,8 @@ impl Scheduler {
                 withdrawn = true;
             }
         }
+        let published = self.request(entry.seat).published;
+        self.note_published(entry.seat, begun..published.max(begun));
         if withdrawn {
             self.put_back_sharers(at + 1);
         }

@@ -40,6 +40,8 @@ pub struct Config {
     pub kv_layout: Vec<u8>,
     /// Which weights compute the rows: others, other keys.
     pub weights_version: Vec<u8>,
+    /// Whether the scheduler remembers what was published, so as to tell why a prefix was found no further.
+    pub explain_misses: bool,
 }
 
 impl Config {
@@ -86,7 +88,10 @@ impl Config {
         }
         let hasher = BlockHasher::new(self.hash_algorithm, self.block_size, &self.hash_seed);
         let hasher = hasher.with_layout(&self.kv_layout).with_weights(&self.weights_version)?;
-        Ok(if self.enable_prefix_caching { hasher } else { hasher.without_keys() })
+        if !self.enable_prefix_caching {
+            return Ok(hasher.without_keys());
+        }
+        Ok(if self.explain_misses { hasher.explaining() } else { hasher })
     }
 
     /// Requests that run at once: no more than the tokens of a step, so that each running one gets a token in every step.

@@ -212,6 +212,12 @@ mutants! {
     WaitingKeepsOldKeys = "waiting_keeps_old_keys",
     /// When the weights change, who runs goes on to publish rows of both versions.
     MixedRowsPublished = "mixed_rows_published",
+    /// A miss tells a request that another domain has its content.
+    MissTellsOtherDomain = "miss_tells_other_domain",
+    /// What was published is not remembered, so every miss was never seen.
+    MissForgetsPublished = "miss_forgets_published",
+    /// A preempted request is counted again with the reason of its next admission.
+    MissCountedAgain = "miss_counted_again",
     /// vLLM's keys have the salt in every block.
     VllmSaltInEveryBlock = "vllm_salt_in_every_block",
 }

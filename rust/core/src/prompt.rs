@@ -2,6 +2,7 @@
 
 use crate::chain::Chain;
 use crate::ids::{Key, TokenId};
+use crate::trail::Trail;
 
 /// What a submit brings.
 #[derive(Clone, Debug)]
@@ -9,6 +10,8 @@ pub struct Prompt {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) keys: Vec<Key>,
     pub(crate) chain: Chain,
+    /// What explains its misses, if that is wanted.
+    pub(crate) trail: Option<Box<Trail>>,
     /// Of the weights for which the keys were made.
     pub(crate) generation: u32,
 }

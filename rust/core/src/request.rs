@@ -7,7 +7,9 @@ use crate::block_hash::{BlockHasher, Prompt};
 use crate::block_table::BlockTable;
 use crate::chain::Chain;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
+use crate::miss::Miss;
 use crate::mutant::{self, Mutant};
+use crate::trail::Trail;
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,10 @@ pub struct Request {
     pub(crate) keys: Vec<Key>,
     /// What the keys depend on beside the tokens.
     pub(crate) chain: Chain,
+    /// What explains a miss, if that is wanted.
+    pub(crate) trail: Option<Box<Trail>>,
+    /// Why its prefix was found no further at the first admission.
+    pub(crate) miss: Option<Miss>,
     /// The weights changed while it ran: its rows are of several versions, so none of them is published any more.
     pub(crate) is_mixed: bool,
     /// The tables of the groups behind the first, as long as `table`.
@@ -93,7 +99,7 @@ pub struct Request {
 
 impl Request {
     pub(crate) fn new(id: RequestId, prompt: Prompt, limits: Limits, now_us: u64) -> Self {
-        let Prompt { tokens, keys, chain, generation: _ } = prompt;
+        let Prompt { tokens, keys, chain, trail, generation: _ } = prompt;
         Request {
             id,
             prompt_len: tokens.len(),
@@ -107,6 +113,8 @@ impl Request {
             others: Box::default(),
             keys,
             chain,
+            trail,
+            miss: None,
             is_mixed: false,
             published: 0,
             promised: 0,
@@ -163,6 +171,14 @@ impl Request {
         self.tokens.len() - self.prompt_len
     }
 
+    /// Forgets all keys: the weights changed.
+    pub(crate) fn forget_keys(&mut self) {
+        self.keys.clear();
+        if let Some(trail) = &mut self.trail {
+            trail.restart();
+        }
+    }
+
     /// Makes the missing keys of the full blocks of the first `tokens` tokens, by the fields that the prompt came with.
     pub(crate) fn extend_keys(&mut self, hasher: &mut BlockHasher, tokens: usize) {
         if mutant::is_on(Mutant::OutputsWithoutChain) {
@@ -170,6 +186,9 @@ impl Request {
             return;
         }
         hasher.extend(&self.chain, &mut self.keys, &self.tokens[..tokens]);
+        if let Some(trail) = &mut self.trail {
+            trail.extend(hasher, &self.tokens[..tokens]);
+        }
     }
 
     /// Appends an output; the end that it brings, if any. A stop token comes before a limit that is reached at once.
@@ -195,7 +214,7 @@ impl Request {
         self.published = 0;
         self.promised = 0;
         if std::mem::take(&mut self.is_mixed) {
-            self.keys.clear();
+            self.forget_keys();
         }
         self.epoch += 1;
         if mutant::is_on(Mutant::TailLostOnPreempt) {

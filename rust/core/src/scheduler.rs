@@ -20,6 +20,7 @@ use crate::flight::Flight;
 use crate::group::Groups;
 use crate::hit::Hit;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
+use crate::miss::{Miss, MissCounts, Seen};
 use crate::mutant::{self, Mutant};
 use crate::plan::{Draft, Layout};
 use crate::request::{End, Limits, Place, Request};
@@ -27,6 +28,13 @@ use crate::stats::Counters;
 
 /// Ended requests whose cached tokens are still known.
 const REMEMBERED: usize = 1024;
+
+/// What is known of a request that ended.
+pub(crate) struct Remembered {
+    pub id: RequestId,
+    pub cached: usize,
+    pub miss: Option<Miss>,
+}
 
 /// The scheduler of one pool.
 pub struct Scheduler {
@@ -63,7 +71,10 @@ pub struct Scheduler {
     pub(crate) ended: VecDeque<[i64; 2]>,
     pub(crate) ended_with_row: usize,
     /// Cached tokens of requests that ended, the newest last.
-    remembered: VecDeque<(RequestId, usize)>,
+    remembered: VecDeque<Remembered>,
+    /// What was published lately, if misses are to be explained.
+    pub(crate) seen: Option<Seen>,
+    pub(crate) misses: MissCounts,
     pub(crate) counters: Counters,
     /// The last plan had nothing to run although requests were live.
     pub(crate) idle_with_work: bool,
@@ -104,6 +115,8 @@ impl Scheduler {
             ended: VecDeque::new(),
             ended_with_row: 0,
             remembered: VecDeque::with_capacity(REMEMBERED),
+            seen: (config.explain_misses && config.enable_prefix_caching).then(|| Seen::new(config.num_blocks)),
+            misses: MissCounts::default(),
             counters: Counters::default(),
             idle_with_work: false,
             config,
@@ -123,6 +136,10 @@ impl Scheduler {
             // The weights changed while it was hashed.
             prompt.keys.clear();
             self.hasher.extend(&prompt.chain, &mut prompt.keys, &prompt.tokens);
+            if let Some(trail) = &mut prompt.trail {
+                trail.restart();
+                trail.extend(&mut self.hasher, &prompt.tokens);
+            }
         }
         let id = RequestId(self.next_id);
         self.next_id += 1;
@@ -196,8 +213,12 @@ impl Scheduler {
         if let Some(seat) = self.seat_of(id) {
             return Ok(self.request(seat).cached.unwrap_or(0));
         }
-        let found = self.remembered.iter().rev().find(|(ended, _)| *ended == id);
-        found.map(|(_, cached)| *cached).ok_or(Error::UnknownRequest { request: id })
+        self.remembered_of(id).map(|ended| ended.cached).ok_or(Error::UnknownRequest { request: id })
+    }
+
+    /// What is known of a request that ended lately.
+    pub(crate) fn remembered_of(&self, id: RequestId) -> Option<&Remembered> {
+        self.remembered.iter().rev().find(|ended| ended.id == id)
     }
 
     /// Requests with a row.
@@ -291,7 +312,8 @@ impl Scheduler {
         if self.remembered.len() == REMEMBERED {
             self.remembered.pop_front();
         }
-        self.remembered.push_back((request.id, request.cached.unwrap_or(0)));
+        let cached = request.cached.unwrap_or(0);
+        self.remembered.push_back(Remembered { id: request.id, cached, miss: request.miss });
         if end.is_finished() {
             self.counters.finished += 1;
         } else {

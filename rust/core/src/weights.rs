@@ -31,7 +31,7 @@ impl Scheduler {
         if !mutant::is_on(Mutant::WaitingKeepsOldKeys) {
             for &seat in &self.waiting {
                 let request = self.seats[seat].as_mut().expect("a seat in use");
-                request.keys.clear();
+                request.forget_keys();
                 request.extend_keys(&mut self.hasher, request.tokens.len());
             }
         }
@@ -39,7 +39,7 @@ impl Scheduler {
         for &seat in &self.running {
             let request = self.seats[seat].as_mut().expect("a seat in use");
             if request.computed == 0 {
-                request.keys.clear();
+                request.forget_keys();
                 request.extend_keys(&mut self.hasher, request.tokens.len());
                 continue;
             }

@@ -278,6 +278,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         event_buffer_size: 0,
         kv_layout: Vec::new(),
         weights_version: Vec::new(),
+        explain_misses: true,
     }
 }
 

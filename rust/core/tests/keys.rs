@@ -157,3 +157,13 @@ fn what_breaks_a_bound_is_refused_by_its_field() {
 fn other_weights_find_nothing_of_the_old_ones() -> Checked {
     key_checks::other_weights_find_nothing_of_the_old_ones()
 }
+
+#[test]
+fn a_miss_says_why() -> Checked {
+    key_checks::every_miss_has_its_reason()
+}
+
+#[test]
+fn a_request_has_one_reason_however_often_it_is_admitted() -> Checked {
+    key_checks::every_admitted_request_counts_once()
+}

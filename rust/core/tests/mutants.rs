@@ -151,6 +151,9 @@ rows! {
     media_without_offset: MediaWithoutOffset, ["exact", "sight"], key_checks::media_are_apart_from_where_they_begin;
     weights_forgotten: WeightsForgotten, ["keys"], key_checks::every_constant_of_a_chain_enters_its_keys;
     vllm_salt_in_every_block: VllmSaltInEveryBlock, ["vllm"], key_checks::vllms_fields_stand_where_vllm_has_them;
+    miss_tells_other_domain: MissTellsOtherDomain, ["miss"], key_checks::every_miss_has_its_reason;
+    miss_forgets_published: MissForgetsPublished, ["miss"], key_checks::every_miss_has_its_reason;
+    miss_counted_again: MissCountedAgain, ["miss"], key_checks::every_admitted_request_counts_once;
     waiting_keeps_old_keys: WaitingKeepsOldKeys, ["weights"], key_checks::other_weights_find_nothing_of_the_old_ones;
     mixed_rows_published: MixedRowsPublished, ["weights"], key_checks::other_weights_find_nothing_of_the_old_ones;
     outputs_without_chain: OutputsWithoutChain, ["content"], key_checks::answers_belong_to_who_asked;
@@ -209,6 +212,9 @@ fn random_schedules_alone_find_most_faults() {
     ];
     // What no schedule has, and what needs more of them: who may share is one in four here, and differs in one way of twelve.
     let keys = [
+        "miss_tells_other_domain",
+        "miss_forgets_published",
+        "miss_counted_again",
         "weights_forgotten",
         "vllm_salt_in_every_block",
         "field_without_tag",
@@ -636,6 +642,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         event_buffer_size: 64,
         kv_layout: Vec::new(),
         weights_version: Vec::new(),
+        explain_misses: true,
     }
 }
 

@@ -2,14 +2,16 @@
 //!
 //! Before: a test of the promises, or a row of the table of planted faults. After: `Ok`, or the name of the promise that is broken:
 //! "encoding" (equal bytes mean equal meaning), "keys" (another field, another key), "exact" (the driver's oracle: nobody reads rows
-//! that are not his), "shared" (who may share does), "vllm", "weights".
+//! that are not his), "shared" (who may share does), "vllm", "weights", "miss".
 
 #![allow(dead_code, unused_imports, reason = "each test crate uses a part")]
 
+mod misses;
 mod vllm;
 mod weights;
 mod worlds;
 
+pub use misses::*;
 pub use vllm::*;
 pub use weights::*;
 pub use worlds::*;

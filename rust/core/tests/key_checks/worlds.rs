@@ -48,6 +48,7 @@ pub fn scene() -> Driver {
         groups: vec![GroupSpec::FULL],
         kv_layout: Vec::new(),
         weights_version: Vec::new(),
+        explain_misses: true,
     })
 }
 

@@ -96,6 +96,7 @@ fn configs() -> impl Strategy<Value = Config> {
         event_buffer_size: events,
         kv_layout: Vec::new(),
         weights_version: Vec::new(),
+        explain_misses: true,
     })
 }
 
