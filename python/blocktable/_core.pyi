@@ -62,6 +62,7 @@ class Scheduler:
         hash_seed: bytes = b"",
         kv_layout: bytes = b"",
         weights_version: str = "",
+        explain_misses: bool = False,
         event_buffer_size: int = 0,
     ) -> Scheduler: ...
     def submit(
@@ -154,6 +155,15 @@ class Scheduler:
         """Prompt tokens of a live or just ended request that were found in the prefix cache at its first admission; 0 before.
 
         Kept for the last 1,024 ended requests; raises `UnknownRequestError` for others."""
+
+    def miss_reason(self, request_id: int) -> str | None:
+        """Why the prefix of a request was found no further at its first admission; None before, and without `explain_misses`.
+
+        One of `nothing` (all was found that may be), `shorter_than_block`, `never_seen`, `evicted`, `other_salt`,
+        `other_adapter`; `stats` counts them as `miss_...`, and `other_domain`, which is never told of a request. What others
+        sent shows in the last ones: for operators, not for clients. Only the last two publications a block are remembered
+        (32 bytes a block), so that what was published long ago counts as never seen. Raises `UnknownRequestError` as above.
+        """
 
     def free_queue(self) -> NDArray[np.int32]:
         """Ids of the free blocks, the next one to be taken first. A copy, for tests and displays."""

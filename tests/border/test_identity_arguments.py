@@ -88,3 +88,38 @@ def test_the_configuration_says_what_the_keys_depend_on(make_scheduler):
     assert scheduler.config["weights_version"] == "1"
     assert scheduler.set_weights_version("2") == 0
     assert scheduler.config["weights_version"] == "2"
+
+
+def test_a_miss_says_why_and_is_counted(make_scheduler, answer):
+    scheduler = make_scheduler(explain_misses=True)
+
+    def ask(tokens: list[int], **said: object) -> str | None:
+        request = scheduler.submit(tokens, max_tokens=1, **said)
+        assert scheduler.miss_reason(request) is None, "not before it was admitted"
+        while (plan := scheduler.plan(0)).num_seqs:
+            answer(scheduler, plan)
+        return scheduler.miss_reason(request)
+
+    turns = [
+        ({}, "never_seen"),
+        ({}, "nothing"),
+        ({"cache_salt": "a"}, "other_salt"),
+        ({"adapter": ("a", 1)}, "other_adapter"),
+        ({"domain": "a"}, "never_seen"),
+    ]
+    assert [ask(TOKENS, **said) for said, _ in turns] == [why for _, why in turns]
+    assert ask([1]) == "shorter_than_block"
+    assert scheduler.reset_prefix_cache() > 0
+    assert ask(TOKENS) == "evicted"
+    stats = scheduler.stats()
+    counted = {name.removeprefix("miss_"): count for name, count in stats.items() if name.startswith("miss_") and count}
+    wanted = {"never_seen": 1, "nothing": 1, "other_salt": 1, "other_adapter": 1, "other_domain": 1}
+    assert counted == wanted | {"shorter_than_block": 1, "evicted": 1}
+
+
+def test_nothing_is_explained_unless_it_was_asked_for(make_scheduler):
+    scheduler = make_scheduler()
+    request = scheduler.submit(TOKENS, max_tokens=1)
+    scheduler.plan(0)
+    assert scheduler.miss_reason(request) is None
+    assert not any(count for name, count in scheduler.stats().items() if name.startswith("miss_"))

@@ -101,6 +101,7 @@ class Caller(threading.Thread):
     def call_weights(self):
         if self.rng.random() < 0.05:
             self.scheduler.set_weights_version(str(self.rng.integers(0, 2)))
+        self.scheduler.miss_reason(self.some_request())
         self.scheduler.is_mixed(self.some_request())
 
     def call_events(self):
@@ -153,7 +154,7 @@ def drain(scheduler: Scheduler, answer) -> None:
 
 @pytest.mark.timeout(120)
 def test_sixteen_threads_calling_every_method_break_nothing(make_scheduler, answer, seed):
-    scheduler = make_scheduler(max_waiting=64, event_buffer_size=16)
+    scheduler = make_scheduler(max_waiting=64, explain_misses=True, event_buffer_size=16)
     callers = run_together(scheduler, seed)
     broken = [error for caller in callers for error in caller.broken]
     assert broken == []
@@ -172,7 +173,7 @@ def test_every_method_is_called_by_the_threads():
     source = {
         "submit", "plan", "commit", "fail", "abort", "finish", "stats", "config", "num_running", "num_waiting", "free_queue",
         "block_refs", "published_blocks", "num_cached_tokens", "audit", "reset_prefix_cache",
-        "read_events", "event_snapshot", "set_weights_version", "is_mixed",
+        "read_events", "event_snapshot", "set_weights_version", "is_mixed", "miss_reason",
     }  # fmt: skip
     assert {name for name in dir(Scheduler) if not name.startswith("_")} == source
     assert {name for name in dir(BlockHasher) if not name.startswith("_")} == {"keys"}

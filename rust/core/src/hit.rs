@@ -158,6 +158,7 @@ mod tests {
             hash_algorithm: Algorithm::DEFAULT,
             hash_seed: Vec::new(),
             weights_version: Vec::new(),
+            explain_misses: false,
             kv_layout: Vec::new(),
             event_buffer_size: 0,
         })

@@ -155,6 +155,7 @@ fn config(block_size: u32) -> Config {
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),
         weights_version: Vec::new(),
+        explain_misses: false,
         kv_layout: Vec::new(),
         event_buffer_size: 0,
     }

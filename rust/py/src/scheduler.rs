@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use blocktable_core as core;
 use blocktable_core::ids::{RequestId, StepId};
+use blocktable_core::miss::Miss;
 use blocktable_core::plan::PlanMemory;
 use blocktable_core::request::Limits;
 use pyo3::prelude::*;
@@ -44,10 +45,10 @@ impl Scheduler {
     #[pyo3(
         signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
             max_waiting=None, long_prefill_threshold=None, max_preemptions=None, groups=None, enable_prefix_caching=true,
-            hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", event_buffer_size=None),
+            hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", explain_misses=false, event_buffer_size=None),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
             max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', kv_layout=b'', \
-            weights_version='', event_buffer_size=0)"
+            weights_version='', explain_misses=False, event_buffer_size=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
     fn new(
@@ -67,6 +68,7 @@ impl Scheduler {
         hash_seed: Option<&[u8]>,
         kv_layout: Option<&[u8]>,
         weights_version: &str,
+        explain_misses: bool,
         event_buffer_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let or =
@@ -88,6 +90,7 @@ impl Scheduler {
             event_buffer_size: or("event_buffer_size", event_buffer_size, 0)?,
             kv_layout: kv_layout.unwrap_or_default().to_vec(),
             weights_version: weights_version.as_bytes().to_vec(),
+            explain_misses,
         };
         let core = core::Scheduler::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
         let set = || ArraySet::new(py, &config, core.layout()).map(Arc::new);
@@ -226,8 +229,13 @@ impl Scheduler {
         self.door.held(py, |state| state.core.num_cached_tokens(RequestId(request_id)))
     }
 
+    fn miss_reason(&self, py: Python<'_>, request_id: &Bound<'_, PyAny>) -> PyResult<Option<&'static str>> {
+        let request_id = number("request_id", request_id)?;
+        self.door.held(py, |state| Ok(state.core.miss(RequestId(request_id))?.map(Miss::name)))
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (counters, gauges) = self.door.held(py, |state| {
+        let (counters, misses, gauges) = self.door.held(py, |state| {
             let (core, pool) = (&state.core, state.core.pool());
             let gauges = [
                 ("num_blocks", u64::from(pool.num_blocks())),
@@ -239,11 +247,14 @@ impl Scheduler {
                 ("waiting", core.num_waiting() as u64),
                 ("evictions", pool.evictions()),
             ];
-            Ok((core.counters(), gauges))
+            Ok((core.counters(), core.misses(), gauges))
         })?;
         let dict = PyDict::new(py);
         for (name, value) in gauges.into_iter().chain(counters.named()) {
             dict.set_item(name, value)?;
+        }
+        for miss in Miss::ALL {
+            dict.set_item(format!("miss_{}", miss.name()), misses.of(miss))?;
         }
         Ok(dict)
     }
@@ -294,6 +305,7 @@ impl Scheduler {
         let windows = config.groups.iter().map(|group| group.window);
         dict.set_item("groups", PyTuple::new(py, windows)?)?;
         dict.set_item("enable_prefix_caching", config.enable_prefix_caching)?;
+        dict.set_item("explain_misses", config.explain_misses)?;
         dict.set_item("hash_algorithm", config.hash_algorithm.name())?;
         dict.set_item("hash_seed", config.hash_seed.as_slice())?;
         dict.set_item("kv_layout", config.kv_layout.as_slice())?;
