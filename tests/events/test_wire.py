@@ -84,6 +84,13 @@ def test_groups_are_not_mixed():
     assert [(type(event), event.group_idx) for event in events] == [(BlockRemoved, 0), (BlockRemoved, 1)]
 
 
+def test_each_group_is_told_by_its_kind():
+    stored = [Stored(named(1), None, (1,), 0), Stored(named(1), None, (1,), 1)]
+    full, sliding = wire(windows=(None, 64)).events(stored, 1)
+    assert (full.kv_cache_spec_kind, full.kv_cache_spec_sliding_window) == ("full_attention", None)
+    assert (sliding.kv_cache_spec_kind, sliding.kv_cache_spec_sliding_window) == ("sliding_window", 64)
+
+
 def test_a_short_hash_is_the_end_of_the_key():
     assert short_hash(named(12345)) == 12345
 

@@ -155,15 +155,16 @@ def _assemble(
     )
     logger.info("%s: %s", loaded.name, sizing)
     config = replace(config, num_blocks=sizing.num_blocks)
+    scheduler = _make_scheduler(config, loaded, [group.window for group in geometry.groups])
     loop = StepLoop(
-        scheduler=_make_scheduler(config, loaded, [group.window for group in geometry.groups]),
+        scheduler=scheduler,
         runner=ModelRunner(loaded, KVMemory(geometry, sizing, loaded.device)),
         sampler=Sampler(config.max_num_seqs, loaded.vocab_size),
         tokenizer=tokenizer,
         seeds=SeedSource(config.seed),
         num_rows=config.max_num_seqs,
         max_step_retries=config.max_step_retries,
-        publisher=_make_publisher(config.kv_events_config),
+        publisher=_make_publisher(config.kv_events_config, scheduler),
     )
     return Engine(config=config, loaded=loaded, tokenizer=tokenizer, sizing=sizing, loop=loop, lent=lent)
 
@@ -203,6 +204,8 @@ def _make_scheduler(config: EngineConfig, loaded: LoadedModel, windows: list[int
     )
 
 
-def _make_publisher(config: KVEventsConfig | None) -> KVEventPublisher | None:
+def _make_publisher(config: KVEventsConfig | None, scheduler: Scheduler) -> KVEventPublisher | None:
     """What publishes KV events. Raises `MissingExtraError` or `EndpointError`."""
-    return events.KVEventPublisher(config) if config is not None and config.publishes else None
+    if config is None or not config.publishes:
+        return None
+    return events.KVEventPublisher(config, windows=scheduler.config["groups"])

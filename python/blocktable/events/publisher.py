@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
@@ -54,9 +55,12 @@ class _Waiting(NamedTuple):
 
 
 class KVEventPublisher:
-    """The events of one scheduler, for any number of consumers. Raises `EndpointError` if an address cannot be had."""
+    """The events of one scheduler, for any number of consumers. Raises `EndpointError` if an address cannot be had.
 
-    def __init__(self, config: KVEventsConfig, *, data_parallel_rank: int = 0) -> None:
+    `windows`: what the scheduler's `config["groups"]` says, so that consumers are told the kind of each group.
+    """
+
+    def __init__(self, config: KVEventsConfig, *, data_parallel_rank: int = 0, windows: Sequence[int | None] = ()) -> None:
         if not 0 <= data_parallel_rank < 65536:
             raise InvalidInputError("data_parallel_rank", data_parallel_rank, "must be 0..=65535")
         self._config = config
@@ -65,6 +69,7 @@ class KVEventPublisher:
             data_parallel_rank=data_parallel_rank,
             medium=config.medium,
             use_int_block_hashes=config.use_int_block_hashes,
+            windows=windows,
         )
         self._next_event = 0
         self._wants_snapshot = False

@@ -6,7 +6,7 @@ that follow each other become one `BlockStored`, removals of one group one `Bloc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -59,8 +59,16 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 class Wire:
     """Turns records into messages. Not shared between threads."""
 
-    def __init__(self, *, data_parallel_rank: int, medium: str, use_int_block_hashes: bool) -> None:
+    def __init__(
+        self,
+        *,
+        data_parallel_rank: int,
+        medium: str,
+        use_int_block_hashes: bool,
+        windows: Sequence[int | None] = (),
+    ) -> None:
         self._rank = data_parallel_rank
+        self._windows = windows
         self._medium = medium
         self._hash = short_hash if use_int_block_hashes else bytes
         self._encoder = msgspec.msgpack.Encoder()
@@ -95,6 +103,10 @@ class Wire:
         return events
 
     def _stored(self, record: Stored, block_size: int) -> BlockStored:
+        kind, window = None, None
+        if record.group < len(self._windows):
+            window = self._windows[record.group]
+            kind = "full_attention" if window is None else "sliding_window"
         return BlockStored(
             block_hashes=[self._hash(record.key)],
             parent_block_hash=None if record.parent is None else self._hash(record.parent),
@@ -104,6 +116,8 @@ class Wire:
             medium=self._medium,
             lora_name=None,
             group_idx=record.group,
+            kv_cache_spec_kind=kind,
+            kv_cache_spec_sliding_window=window,
         )
 
 

@@ -15,7 +15,7 @@ use crate::mutant::{self, Mutant};
 pub enum Event<'a> {
     /// A key got its first published block.
     Stored {
-        /// The key.
+        /// The key of the chain, the same in every group.
         key: Key,
         /// Key of the block before it; `None` at the start of a chain.
         parent: Option<Key>,
@@ -26,7 +26,7 @@ pub enum Event<'a> {
     },
     /// A key lost its last published block.
     Removed {
-        /// The key.
+        /// The key of the chain, the same in every group.
         key: Key,
         /// Group of layers that the block belonged to.
         group: u8,
@@ -57,7 +57,7 @@ const NOTHING: Record = Record { kind: Kind::Cleared, group: 0, has_parent: fals
 /// What a named block holds, beside its key.
 #[derive(Clone, Copy)]
 pub struct Content<'a> {
-    /// Key of the block before it; `None` at the start of a chain.
+    /// Key of the block before it, as the index has it; `None` at the start of a chain.
     pub parent: Option<Key>,
     /// Its tokens.
     pub tokens: &'a [TokenId],
@@ -73,7 +73,7 @@ pub struct EventLog {
     tokens: Box<[TokenId]>,
     /// Number of the next event: how many there were.
     next: u64,
-    /// Of each block: key of the block before it.
+    /// Of each block: key of the block before it, as the index has it.
     parents: Box<[Option<Key>]>,
     /// `[num_blocks, block_size]`: tokens of the blocks.
     contents: Box<[TokenId]>,
@@ -156,21 +156,27 @@ impl EventLog {
         self.groups[block.index()] = content.group;
     }
 
-    /// The event that tells `key`, whose content `block` holds.
+    /// The event that tells `key`, whose content `block` holds. What sets its group apart comes off the way it came on.
     pub(crate) fn stored_in(&self, block: BlockId, key: Key) -> Event<'_> {
         let at = block.index() * self.block_size;
-        let parent = self.parents[block.index()];
+        let (parent, group) = (self.parents[block.index()], self.groups[block.index()]);
+        let parent = if mutant::is_on(Mutant::EventWrongParent) { parent.map(|_| key) } else { parent };
         Event::Stored {
-            key,
-            parent: if mutant::is_on(Mutant::EventWrongParent) { parent.map(|_| key) } else { parent },
+            key: key.in_group(usize::from(group)),
+            parent: parent.map(|parent| parent.in_group(usize::from(group))),
             tokens: &self.contents[at..at + self.block_size],
-            group: self.groups[block.index()],
+            group,
         }
+    }
+
+    /// Key of the block before `block`, as the index has it.
+    pub(crate) fn parent(&self, block: BlockId) -> Option<Key> {
+        self.parents[block.index()]
     }
 
     /// `key` got its first published block.
     pub(crate) fn stored(&mut self, block: BlockId, key: Key) {
-        let Event::Stored { parent, group, .. } = self.stored_in(block, key) else { return };
+        let Event::Stored { key, parent, group, .. } = self.stored_in(block, key) else { return };
         let at = self.push(Record {
             kind: Kind::Stored,
             group,
@@ -188,7 +194,8 @@ impl EventLog {
     pub(crate) fn removed(&mut self, block: BlockId, key: Key) {
         if !self.is_clearing {
             self.next += u64::from(mutant::is_on(Mutant::EventNumberSkipped));
-            self.push(Record { kind: Kind::Removed, group: self.groups[block.index()], key, ..NOTHING });
+            let group = self.groups[block.index()];
+            self.push(Record { kind: Kind::Removed, group, key: key.in_group(usize::from(group)), ..NOTHING });
         }
     }
 
@@ -260,8 +267,9 @@ mod tests {
         log.removed(BlockId(2), B);
         let all: Vec<Event> = log.since(0).unwrap().events().collect();
         let stored = |key, parent, tokens, group| Event::Stored { key, parent, tokens, group };
-        assert_eq!(all[..2], [stored(A, None, &[7, 8], 0), stored(B, Some(A), &[9, 10], 3)]);
-        assert_eq!(all[2..], [Event::Removed { key: B, group: 3 }]);
+        let second = stored(B.in_group(3), Some(A.in_group(3)), &[9, 10], 3);
+        assert_eq!(all[..2], [stored(A, None, &[7, 8], 0), second]);
+        assert_eq!(all[2..], [Event::Removed { key: B.in_group(3), group: 3 }]);
         assert_eq!(log.since(3).unwrap().events().len(), 0);
     }
 

@@ -184,8 +184,7 @@ impl PrefixIndex {
             let mut at = of_key(&self.keys[id as usize]);
             while let Some(block) = at.filter(|&block| !std::mem::replace(&mut told[block as usize], true)) {
                 chain.push(block);
-                let Event::Stored { parent, .. } = events.stored_in(BlockId(block), Key::ROOT) else { break };
-                at = parent.and_then(|parent| of_key(&parent));
+                at = events.parent(BlockId(block)).and_then(|parent| of_key(&parent));
             }
             for block in chain.drain(..).rev() {
                 tell(events.stored_in(BlockId(block), self.keys[block as usize]));

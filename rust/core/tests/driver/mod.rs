@@ -286,13 +286,11 @@ impl Driver {
             hasher.extend(&client.chain, &mut client.keys, &client.tokens);
         }
         let (clients, size) = (&self.clients, self.scheduler.config().block_size as usize);
-        let names = |key: &Key, parent: Option<Key>, tokens: &[u32], group: u8| {
-            // What sets a group apart comes off a key the way it came on.
-            let key = key.in_group(usize::from(group));
+        let names = |key: &Key, parent: Option<Key>, tokens: &[u32], _group: u8| {
             clients.values().any(|client| {
-                let at = client.keys.iter().position(|named| *named == key);
+                let at = client.keys.iter().position(|named| named == key);
                 at.is_some_and(|at| {
-                    let before = at.checked_sub(1).map(|before| client.keys[before].in_group(usize::from(group)));
+                    let before = at.checked_sub(1).map(|before| client.keys[before]);
                     before == parent && client.tokens[at * size..(at + 1) * size] == *tokens
                 })
             })

@@ -5,7 +5,7 @@
 
 #![allow(dead_code, reason = "each test crate uses a part")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blocktable_core::event_bytes::{Decoded, Encoder, decode};
 use blocktable_core::events::Event;
@@ -22,8 +22,8 @@ pub type Names<'a> = &'a dyn Fn(&Key, Option<Key>, &[TokenId], u8) -> bool;
 pub struct Mirror {
     /// Number of the event that it waits for.
     pub next: u64,
-    /// Published keys, each with its group.
-    pub keys: BTreeMap<Key, u8>,
+    /// Published keys of chains, each with its groups and the key before it there.
+    pub keys: BTreeMap<(u8, Key), Option<Key>>,
     /// How often it fell behind and started again.
     pub restarts: usize,
 }
@@ -51,8 +51,9 @@ impl Mirror {
         let mut waited_for = Vec::new();
         for event in events {
             self.take(&event, names)?;
-            if let Event::Stored { key, parent, .. } = event {
-                ensure(!waited_for.contains(&key), "snapshot", || format!("{key:?} comes behind its child"))?;
+            if let Event::Stored { key, parent, group, .. } = event {
+                ensure(!waited_for.contains(&(group, key)), "snapshot", || format!("{key:?} comes behind its child"))?;
+                let parent = parent.map(|parent| (group, parent));
                 waited_for.extend(parent.filter(|parent| !self.keys.contains_key(parent)));
             }
         }
@@ -80,10 +81,9 @@ impl Mirror {
 
     /// The keys are those of the published blocks.
     pub fn compare(&self, index: &PrefixIndex) -> Checked {
-        let published: BTreeMap<Key, ()> = published(index).map(|key| (key, ())).collect();
-        ensure(self.keys.keys().eq(published.keys()), "mirror", || {
-            format!("the events tell {:?}, the index has {:?}", self.keys, published.keys())
-        })
+        let told: BTreeSet<Key> = self.keys.keys().map(|(group, key)| key.in_group(usize::from(*group))).collect();
+        let published: BTreeSet<Key> = published(index).collect();
+        ensure(told == published, "mirror", || format!("the events tell {:?}, the index has {published:?}", self.keys))
     }
 
     fn take(&mut self, event: &Event<'_>, names: Names<'_>) -> Checked {
@@ -91,12 +91,12 @@ impl Mirror {
             Event::Stored { key, parent, tokens, group } => {
                 let is_it = names(&key, parent, tokens, group);
                 ensure(is_it, "content", || format!("{key:?} does not name {tokens:?} behind {parent:?}"))?;
-                let before = self.keys.insert(key, group);
+                let before = self.keys.insert((group, key), parent);
                 ensure(before.is_none(), "mirror", || format!("{key:?} is stored although it was"))
             }
             Event::Removed { key, group } => {
-                let before = self.keys.remove(&key);
-                ensure(before == Some(group), "mirror", || format!("{key:?} of group {group} is removed: {before:?}"))
+                let before = self.keys.remove(&(group, key));
+                ensure(before.is_some(), "mirror", || format!("{key:?} of group {group} is removed, it was not stored"))
             }
             Event::Cleared => {
                 self.keys.clear();

@@ -304,9 +304,10 @@ impl World {
 
     /// The events tell what the index holds. A block of one token is named after that token and the one before.
     fn follow(&mut self) -> Checked {
-        let names = |key: &Key, parent: Option<Key>, tokens: &[TokenId], _group: u8| {
+        let names = |key: &Key, parent: Option<Key>, tokens: &[TokenId], group: u8| {
             let number = tokens[0] as u8;
-            *key == name(number) && parent == number.checked_sub(1).map(name)
+            let in_chain = |number: u8| name(number).in_group(usize::from(group));
+            *key == in_chain(number) && parent == number.checked_sub(1).map(in_chain)
         };
         self.mirror.follow(self.pool.index(), &names)
     }
