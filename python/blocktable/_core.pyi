@@ -64,6 +64,7 @@ class Scheduler:
         weights_version: str = "",
         explain_misses: bool = False,
         event_buffer_size: int = 0,
+        pin_budget: int = 0,
     ) -> Scheduler: ...
     def submit(
         self,
@@ -121,6 +122,25 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> int:
         """Forget all published content that no live sequence holds; returns how many blocks forgot theirs."""
+
+    def pin(
+        self,
+        token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64],
+        *,
+        domain: str | None = None,
+        public_tokens: int = 0,
+        adapter: _Adapter | None = None,
+        cache_salt: str | Sequence[_Range] | None = None,
+        media: Sequence[_Range] = (),
+    ) -> tuple[int, int]:
+        """Hold the longest published prefix of these tokens, in whole blocks, until `unpin`: nothing evicts it.
+
+        Returns the pin's id and the tokens that it holds. Raises `PinBudgetError` (needed, pinned, budget: blocks) if all pins
+        would hold more than `pin_budget` blocks, each counted once; `InvalidInputError` if nothing of it is published; nothing
+        changes then."""
+
+    def unpin(self, pin: int) -> None:
+        """Give the blocks of a pin back. Raises `InvalidInputError` if there is no such pin any more."""
 
     def read_events(self, since: int) -> bytes | None:
         """The KV events from number `since` (the first is 0) to now, as bytes; None if there are none, or none are recorded

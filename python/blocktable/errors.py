@@ -113,6 +113,16 @@ class ForeignTableError(BlocktableError):
         super().__init__("the table belongs to another pool")
 
 
+class PinBudgetError(BlocktableError):
+    """A pin would hold more blocks than pins may hold together. `needed`: blocks that no other pin has."""
+
+    def __init__(self, needed: int, pinned: int, budget: int) -> None:
+        super().__init__(f"the pin needs {needed} blocks more, {pinned} are pinned and {budget} may be (pin_budget)")
+        self.needed = needed
+        self.pinned = pinned
+        self.budget = budget
+
+
 class UnknownRequestError(BlocktableError, KeyError):
     """No request of this id is known any more, or ever was."""
 

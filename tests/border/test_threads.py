@@ -29,6 +29,7 @@ class Caller(threading.Thread):
         self.plan = None
         self.refused: Counter[str] = Counter()
         self.next_event = 0
+        self.pins: list[int] = []
         self.done: Counter[str] = Counter()
         self.broken: list[BaseException] = []
 
@@ -111,6 +112,12 @@ class Caller(threading.Thread):
         if self.rng.random() < 0.02:
             self.scheduler.event_snapshot()
 
+    def call_pins(self):
+        if self.pins and self.rng.random() < 0.5:
+            self.scheduler.unpin(self.pins.pop())
+        self.scheduler.submit([1] * 9, max_tokens=1)
+        self.pins.append(self.scheduler.pin([1] * 9)[0])
+
     def call_hasher(self):
         self.hasher.keys(self.rng.integers(0, 100, 16))
 
@@ -154,13 +161,15 @@ def drain(scheduler: Scheduler, answer) -> None:
 
 @pytest.mark.timeout(120)
 def test_sixteen_threads_calling_every_method_break_nothing(make_scheduler, answer, seed):
-    scheduler = make_scheduler(max_waiting=64, explain_misses=True, event_buffer_size=16)
+    scheduler = make_scheduler(max_waiting=64, explain_misses=True, event_buffer_size=16, pin_budget=8)
     callers = run_together(scheduler, seed)
     broken = [error for caller in callers for error in caller.broken]
     assert broken == []
     done = sum((caller.done for caller in callers), Counter())
     assert set(done) == MUST_SUCCEED, "some method never succeeded"
     scheduler.audit()
+    for pin in (pin for caller in callers for pin in caller.pins):
+        scheduler.unpin(pin)
     drain(scheduler, answer)
     scheduler.audit()
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
@@ -173,7 +182,7 @@ def test_every_method_is_called_by_the_threads():
     source = {
         "submit", "plan", "commit", "fail", "abort", "finish", "stats", "config", "num_running", "num_waiting", "free_queue",
         "block_refs", "published_blocks", "num_cached_tokens", "audit", "reset_prefix_cache",
-        "read_events", "event_snapshot", "set_weights_version", "is_mixed", "miss_reason",
+        "read_events", "event_snapshot", "set_weights_version", "is_mixed", "miss_reason", "pin", "unpin",
     }  # fmt: skip
     assert {name for name in dir(Scheduler) if not name.startswith("_")} == source
     assert {name for name in dir(BlockHasher) if not name.startswith("_")} == {"keys"}

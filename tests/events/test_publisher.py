@@ -202,6 +202,14 @@ def test_close_publishes_what_waits_and_gives_the_address_back(world, make_publi
     make_publisher(endpoint=endpoint.replace("127.0.0.1", "*")).close()
 
 
+def test_ends_in_one_process_meet(world, make_publisher, make_listener):
+    publisher = make_publisher(endpoint="inproc://kv-events", replay_endpoint="inproc://kv-replay")
+    run(world, publisher, 60)
+    listener = make_listener(publisher.endpoint, publisher.replay_endpoint)
+    listener.wait_for(settle(publisher))
+    assert listener.index.blocks == names(world)
+
+
 def test_an_address_that_is_taken_is_refused_by_name(make_publisher):
     first = make_publisher()
     with pytest.raises(EndpointError) as refused:

@@ -169,7 +169,10 @@ class KVEventPublisher:
         config = self._config
         self._endpoint = offset_endpoint(config.endpoint, rank)
         self._replay_endpoint = None if config.replay_endpoint is None else offset_endpoint(config.replay_endpoint, rank)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        # Only within one context can `inproc` ends meet; one of our own can be ended, so that addresses are free after `close`.
+        is_shared = any(end is not None and end.startswith("inproc://") for end in (self._endpoint, self._replay_endpoint))
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance() if is_shared else zmq.Context()
+        self._context = None if is_shared else context
         self._pub = context.socket(zmq.PUB)
         self._replay = None
         try:
@@ -255,6 +258,8 @@ class KVEventPublisher:
         self._pub.close(linger=linger_ms)
         if self._replay is not None:
             self._replay.close(linger=linger_ms)
+        if self._context is not None:
+            self._context.term()
 
 
 def _attach(end: zmq.Socket[Any], endpoint: str, *, bind: bool) -> str:

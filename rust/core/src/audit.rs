@@ -20,7 +20,8 @@ impl Scheduler {
     /// [`Error::Audit`] with the first invariant that does not hold.
     pub fn audit(&self) -> Result<()> {
         self.audit_places()?;
-        self.pool.audit(self.seats.iter().flatten().flat_map(Request::tables))?;
+        self.pool.audit(self.seats.iter().flatten().flat_map(Request::tables).chain(self.pins.tables()))?;
+        self.audit_pins()?;
         self.audit_leases()?;
         self.audit_promises()?;
         self.audit_writers()?;
@@ -99,6 +100,19 @@ impl Scheduler {
             );
         }
         Ok(())
+    }
+
+    /// A2: what pins hold is published, counted once, and within the budget.
+    fn audit_pins(&self) -> Result<()> {
+        let blocks: std::collections::BTreeSet<_> = self.pins.tables().flat_map(|table| table.blocks()).collect();
+        let (counted, budget) = (self.pins.blocks(), self.config.pin_budget);
+        if blocks.len() != counted as usize || counted > budget {
+            return wrong("A2", format!("{} blocks are pinned, {counted} are counted, {budget} may be", blocks.len()));
+        }
+        match blocks.iter().find(|block| self.pool.index().state(***block) != KeyState::Published) {
+            Some(block) => wrong("A2", format!("block {} is pinned and not published", block.get())),
+            None => Ok(()),
+        }
     }
 
     /// A1: what was promised is free.

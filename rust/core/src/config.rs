@@ -42,6 +42,8 @@ pub struct Config {
     pub weights_version: Vec<u8>,
     /// Whether the scheduler remembers what was published, so as to tell why a prefix was found no further.
     pub explain_misses: bool,
+    /// Blocks that pins may hold together.
+    pub pin_budget: u32,
 }
 
 impl Config {
@@ -65,6 +67,7 @@ impl Config {
         at_most("max_waiting", self.max_waiting, 1, 1 << 24)?;
         at_most("long_prefill_threshold", self.long_prefill_threshold, 0, 1 << 27)?;
         at_most("event_buffer_size", self.event_buffer_size, 0, 1 << 24)?;
+        at_most("pin_budget", self.pin_budget, 0, self.num_blocks - 1)?;
         group::check(&self.groups)?;
         self.hasher().map(drop)
     }

@@ -35,6 +35,15 @@ pub enum Error {
         /// In the free queue.
         free: u32,
     },
+    /// A pin would hold more blocks than pins may hold together.
+    OverPinBudget {
+        /// Blocks that it would pin and no other pin has.
+        needed: u32,
+        /// Blocks that are pinned.
+        pinned: u32,
+        /// `pin_budget`.
+        budget: u32,
+    },
     /// A block was released, or shared, that nobody holds.
     NotHeld {
         /// The block.
@@ -101,6 +110,9 @@ impl std::fmt::Display for Error {
             }
             Error::QueueFull { limit } => write!(f, "{limit} requests are waiting, which is the limit (max_waiting)"),
             Error::OutOfBlocks { needed, free } => write!(f, "{needed} blocks were asked for, {free} are free"),
+            Error::OverPinBudget { needed, pinned, budget } => {
+                write!(f, "the pin needs {needed} blocks more, {pinned} are pinned and {budget} may be (pin_budget)")
+            }
             Error::NotHeld { block } => write!(f, "block {} has no holder", block.get()),
             Error::BeingWritten { block } => write!(f, "block {} is written by the step in flight", block.get()),
             Error::NoSuchBlock { block, num_blocks } => write!(f, "block {block}: must be below {num_blocks}"),

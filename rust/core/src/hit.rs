@@ -159,6 +159,7 @@ mod tests {
             hash_seed: Vec::new(),
             weights_version: Vec::new(),
             explain_misses: false,
+            pin_budget: 0,
             kv_layout: Vec::new(),
             event_buffer_size: 0,
         })

@@ -26,6 +26,7 @@ pub mod ids;
 pub mod key_encoding;
 pub mod miss;
 pub mod mutant;
+pub mod pins;
 pub mod plan;
 pub mod prefix_cache;
 pub mod prefix_index;

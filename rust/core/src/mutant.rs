@@ -220,6 +220,10 @@ mutants! {
     MissCountedAgain = "miss_counted_again",
     /// vLLM's keys have the salt in every block.
     VllmSaltInEveryBlock = "vllm_salt_in_every_block",
+    /// A pin may hold more than the budget.
+    PinOverBudget = "pin_over_budget",
+    /// A pin that is given back keeps its blocks.
+    UnpinKeepsHolder = "unpin_keeps_holder",
 }
 
 #[cfg(feature = "mutants")]

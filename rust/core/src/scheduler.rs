@@ -22,6 +22,7 @@ use crate::hit::Hit;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
 use crate::miss::{Miss, MissCounts, Seen};
 use crate::mutant::{self, Mutant};
+use crate::pins::Pins;
 use crate::plan::{Draft, Layout};
 use crate::request::{End, Limits, Place, Request};
 use crate::stats::Counters;
@@ -76,6 +77,7 @@ pub struct Scheduler {
     pub(crate) seen: Option<Seen>,
     pub(crate) misses: MissCounts,
     pub(crate) counters: Counters,
+    pub(crate) pins: Pins,
     /// The last plan had nothing to run although requests were live.
     pub(crate) idle_with_work: bool,
 }
@@ -118,6 +120,7 @@ impl Scheduler {
             seen: (config.explain_misses && config.enable_prefix_caching).then(|| Seen::new(config.num_blocks)),
             misses: MissCounts::default(),
             counters: Counters::default(),
+            pins: Pins::default(),
             idle_with_work: false,
             config,
         })

@@ -279,6 +279,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         kv_layout: Vec::new(),
         weights_version: Vec::new(),
         explain_misses: true,
+        pin_budget: 0,
     }
 }
 

@@ -156,6 +156,7 @@ fn config(block_size: u32) -> Config {
         hash_seed: Vec::new(),
         weights_version: Vec::new(),
         explain_misses: false,
+        pin_budget: 0,
         kv_layout: Vec::new(),
         event_buffer_size: 0,
     }

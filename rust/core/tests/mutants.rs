@@ -126,6 +126,8 @@ rows! {
     event_gap_silent: EventGapSilent, ["numbers"], more_happens_in_a_step_than_the_ring_holds;
     event_clears_held: EventClearsHeld, ["mirror"], a_reset_meets_a_request_that_runs;
     event_count_wrong: EventCountWrong, ["bytes"], one_request_runs_to_its_end;
+    pin_over_budget: PinOverBudget, ["pin"], a_pin_is_over_the_budget;
+    unpin_keeps_holder: UnpinKeepsHolder, ["A2"], a_pin_is_given_back;
     snapshot_forgets_one: SnapshotForgetsOne, ["snapshot"], the_last_block_is_published;
     publish_unwritten: PublishUnwritten, ["publish"], random_sequence_scripts;
     publish_other_tokens: PublishOtherTokens, ["publish"], random_sequence_scripts;
@@ -555,6 +557,24 @@ fn a_reset_meets_a_request_that_runs() -> Checked {
     ensure(driver.followers.first.keys.is_empty(), "reset", || "a key is left".to_owned())
 }
 
+/// Three blocks are cached, two may be pinned.
+fn a_pin_is_over_the_budget() -> Checked {
+    let mut driver = Driver::new(Config { pin_budget: 2, ..config(16, 4) });
+    driver.submit(prompt(1, 13), up_to(2))?;
+    driver.drain()?;
+    let is_pinned = driver.pin(&prompt(1, 13))?;
+    ensure(!is_pinned, "pin", || "it is pinned".to_owned())
+}
+
+fn a_pin_is_given_back() -> Checked {
+    let mut driver = Driver::new(Config { pin_budget: 3, ..config(16, 4) });
+    driver.submit(prompt(1, 13), up_to(2))?;
+    driver.drain()?;
+    let is_pinned = driver.pin(&prompt(1, 13))?;
+    ensure(is_pinned, "pin", || "it is not pinned".to_owned())?;
+    driver.drain()
+}
+
 /// Two usable blocks, the second of which gets the last id.
 fn the_last_block_is_published() -> Checked {
     let mut driver = Driver::new(config(3, 4));
@@ -643,6 +663,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         kv_layout: Vec::new(),
         weights_version: Vec::new(),
         explain_misses: true,
+        pin_budget: 0,
     }
 }
 

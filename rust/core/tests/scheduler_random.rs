@@ -59,6 +59,7 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("out_of_sight", rare.out_of_sight as u64),
         ("hits_through_windows", rare.hits_through_windows as u64),
         ("events", driver.followers.read),
+        ("pinned", rare.pinned as u64),
         ("event_restarts", driver.followers.first.restarts as u64),
     ];
     for (what, times) in happened {

@@ -15,6 +15,7 @@ pub fn to_python(py: Python<'_>, refusal: Error) -> PyErr {
         Error::NeverFits { needed, usable } => make(py, "NeverFitsError", (needed, usable)),
         Error::QueueFull { limit } => make(py, "QueueFullError", (limit,)),
         Error::UnknownRequest { request } => make(py, "UnknownRequestError", (request.0,)),
+        Error::OverPinBudget { needed, pinned, budget } => make(py, "PinBudgetError", (needed, pinned, budget)),
         Error::StepInFlight { step } => make(py, "StepInFlightError", (step.0,)),
         Error::WrongStep { given, expected } => make(py, "WrongStepError", (given.0, expected.map(|step| step.0))),
         Error::Stalled { request, reason } => make(py, "StalledError", (request.0, reason)),

@@ -6,6 +6,7 @@ use blocktable_core as core;
 use blocktable_core::ids::{RequestId, StepId};
 use blocktable_core::miss::Miss;
 use blocktable_core::plan::PlanMemory;
+use blocktable_core::prompt::Prompt;
 use blocktable_core::request::Limits;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -45,10 +46,11 @@ impl Scheduler {
     #[pyo3(
         signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
             max_waiting=None, long_prefill_threshold=None, max_preemptions=None, groups=None, enable_prefix_caching=true,
-            hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", explain_misses=false, event_buffer_size=None),
+            hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", explain_misses=false, event_buffer_size=None,
+            pin_budget=None),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
             max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', kv_layout=b'', \
-            weights_version='', explain_misses=False, event_buffer_size=0)"
+            weights_version='', explain_misses=False, event_buffer_size=0, pin_budget=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
     fn new(
@@ -70,6 +72,7 @@ impl Scheduler {
         weights_version: &str,
         explain_misses: bool,
         event_buffer_size: Option<&Bound<'_, PyAny>>,
+        pin_budget: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let or =
             |field, given: Option<&Bound<'_, PyAny>>, default| given.map_or(Ok(default), |given| count(field, given));
@@ -91,6 +94,7 @@ impl Scheduler {
             kv_layout: kv_layout.unwrap_or_default().to_vec(),
             weights_version: weights_version.as_bytes().to_vec(),
             explain_misses,
+            pin_budget: or("pin_budget", pin_budget, 0)?,
         };
         let core = core::Scheduler::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
         let set = || ArraySet::new(py, &config, core.layout()).map(Arc::new);
@@ -134,14 +138,7 @@ impl Scheduler {
             min_tokens: min_tokens.map_or(Ok(0), |given| count("min_tokens", given))?,
             stop_tokens: stop_token_ids.map_or(Ok(Vec::new()), |ids| self::token_ids("stop_token_ids", ids))?,
         };
-        let identity = Said { domain, public_tokens, adapter, cache_salt, media }.identity()?;
-        let mut hasher = self.door.held(py, |state| Ok(state.core.hasher().clone()))?;
-        let prompt = if tokens.len() < LONG_PROMPT {
-            hasher.prompt(tokens, identity)
-        } else {
-            released(py, || hasher.prompt(tokens, identity))
-        };
-        let prompt = prompt.map_err(|refusal| crate::error::to_python(py, refusal))?;
+        let prompt = self.hashed(py, tokens, Said { domain, public_tokens, adapter, cache_salt, media })?;
         self.door.held(py, |state| state.core.submit(prompt, limits, now_us)).map(|id| id.0)
     }
 
@@ -196,6 +193,31 @@ impl Scheduler {
         self.door.held(py, |state| Ok(state.core.reset_prefix_cache()))
     }
 
+    #[pyo3(
+        signature = (token_ids, *, domain=None, public_tokens=None, adapter=None, cache_salt=None, media=None),
+        text_signature = "($self, token_ids, *, domain=None, public_tokens=0, adapter=None, cache_salt=None, media=())"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one prompt")]
+    fn pin(
+        &self,
+        py: Python<'_>,
+        token_ids: &Bound<'_, PyAny>,
+        domain: Option<&Bound<'_, PyAny>>,
+        public_tokens: Option<&Bound<'_, PyAny>>,
+        adapter: Option<&Bound<'_, PyAny>>,
+        cache_salt: Option<&Bound<'_, PyAny>>,
+        media: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(u64, usize)> {
+        let said = Said { domain, public_tokens, adapter, cache_salt, media };
+        let prompt = self.hashed(py, self::token_ids("token_ids", token_ids)?, said)?;
+        self.door.held(py, |state| state.core.pin(&prompt)).map(|pinned| (pinned.id, pinned.tokens))
+    }
+
+    fn unpin(&self, py: Python<'_>, pin: &Bound<'_, PyAny>) -> PyResult<()> {
+        let pin = number("pin", pin)?;
+        self.door.held(py, |state| state.core.unpin(pin))
+    }
+
     fn read_events<'py>(&self, py: Python<'py>, since: &Bound<'_, PyAny>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let since = number("since", since)?;
         let bytes = self.door.held(py, |state| {
@@ -246,6 +268,7 @@ impl Scheduler {
                 ("running", core.num_running() as u64),
                 ("waiting", core.num_waiting() as u64),
                 ("evictions", pool.evictions()),
+                ("pinned_blocks", u64::from(core.num_pinned())),
             ];
             Ok((core.counters(), core.misses(), gauges))
         })?;
@@ -299,6 +322,7 @@ impl Scheduler {
             ("long_prefill_threshold", config.long_prefill_threshold),
             ("max_preemptions", config.max_preemptions),
             ("event_buffer_size", config.event_buffer_size),
+            ("pin_budget", config.pin_budget),
         ] {
             dict.set_item(name, value)?;
         }
@@ -316,6 +340,18 @@ impl Scheduler {
 }
 
 impl Scheduler {
+    /// A prompt with its keys. A long one is hashed with the interpreter released.
+    fn hashed(&self, py: Python<'_>, tokens: Vec<u32>, said: Said<'_, '_>) -> PyResult<Prompt> {
+        let identity = said.identity()?;
+        let mut hasher = self.door.held(py, |state| Ok(state.core.hasher().clone()))?;
+        let prompt = if tokens.len() < LONG_PROMPT {
+            hasher.prompt(tokens, identity)
+        } else {
+            released(py, || hasher.prompt(tokens, identity))
+        };
+        prompt.map_err(|refusal| crate::error::to_python(py, refusal))
+    }
+
     /// Bytes for Python; the memory that they came in goes back to where it is kept.
     fn give<'py>(&self, py: Python<'py>, bytes: Vec<u8>) -> PyResult<Bound<'py, PyBytes>> {
         let given = PyBytes::new(py, &bytes);

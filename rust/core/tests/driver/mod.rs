@@ -9,6 +9,7 @@
 mod client;
 mod followers;
 mod oracle;
+mod pinning;
 mod plan;
 mod plan_check;
 mod step;
@@ -56,6 +57,7 @@ pub struct Seen {
     pub hits_through_windows: usize,
     /// Puttings back that lost all, since a window needs more than is named.
     pub put_back_to_nothing: usize,
+    pub pinned: usize,
 }
 
 /// A scheduler, the memory of its plans, the oracle model, and the books of its caller.
@@ -80,6 +82,8 @@ pub struct Driver {
     expected: Counters,
     /// Indexes rebuilt from the KV events.
     pub followers: Followers,
+    /// Pins that were not given back.
+    pub pins: Vec<pinning::Pin>,
     now_us: u64,
 }
 
@@ -101,6 +105,7 @@ impl Driver {
             unreported: BTreeMap::new(),
             expected: Counters::default(),
             followers: Followers::default(),
+            pins: Vec::new(),
             now_us: 0,
             scheduler,
         }
@@ -201,6 +206,7 @@ impl Driver {
             self.plan()?;
             ensure(self.unreported.len() < before, "ends", || format!("{:?} are never reported", self.unreported))?;
         }
+        self.unpin_all()?;
         let pool = self.scheduler.pool();
         ensure(pool.num_free() == pool.usable(), "drain", || {
             format!(
@@ -268,6 +274,7 @@ impl Driver {
             format!("(running, waiting) is {counted:?}, the caller knows {:?}", (running, waiting))
         })?;
         self.follow_events()?;
+        self.check_pins()?;
         let counters = self.scheduler.counters();
         ensure(counters == self.expected, "counters", || format!("{counters:?}, must be {:?}", self.expected))?;
         let free: Vec<BlockId> = self.scheduler.pool().free_blocks().collect();

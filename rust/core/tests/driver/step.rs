@@ -366,6 +366,7 @@ impl Driver {
                 named.extend(table.iter().filter(|&&id| id > 0));
             }
         }
+        named.extend(self.scheduler.pinned_blocks().map(|block| block.get() as i32));
         let held = self.scheduler.pool().num_held() as usize;
         ensure(held == named.len(), "memory", || format!("{held} blocks are held, requests need {named:?}"))
     }
@@ -378,6 +379,9 @@ impl Driver {
         let size = self.block_size();
         let held = u64::from(self.scheduler.pool().num_held());
         let mut filled = BTreeSet::new();
+        for block in self.scheduler.pinned_blocks() {
+            filled.extend((0..size).map(|row| (block.get() as i32, row)));
+        }
         for client in self.clients.values().filter(|client| client.is_running()) {
             let planned = entries.iter().find(|entry| entry.id == client.id);
             let rows = planned.map_or(client.computed, |entry| entry.start + entry.chunk);
@@ -420,7 +424,7 @@ impl Driver {
     }
 
     fn hear_end(&mut self, id: u64, code: i64) -> Checked {
-        let usable = self.scheduler.pool().usable() as usize;
+        let usable = (self.scheduler.pool().usable() - self.scheduler.num_pinned()) as usize;
         let Some(client) = self.clients.get(&id) else { return broken("ends", format!("request {id} never was")) };
         if code == End::Capacity as i64 && client.is_live() {
             let tokens = client.tokens.len();

@@ -45,6 +45,7 @@ pub fn scene() -> Driver {
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),
         event_buffer_size: 64,
+        pin_budget: 0,
         groups: vec![GroupSpec::FULL],
         kv_layout: Vec::new(),
         weights_version: Vec::new(),

@@ -55,6 +55,9 @@ pub enum Event {
     AbortPlanned(usize),
     Finish(usize),
     ResetPrefixCache,
+    /// The prompt of one of the requests, as far as it is cached.
+    Pin(usize),
+    Unpin(usize),
     Nonsense,
 }
 
@@ -97,6 +100,7 @@ fn configs() -> impl Strategy<Value = Config> {
         kv_layout: Vec::new(),
         weights_version: Vec::new(),
         explain_misses: true,
+        pin_budget: rows.div_ceil(block_size).saturating_sub(2) / 2,
     })
 }
 
@@ -121,6 +125,8 @@ fn events() -> impl Strategy<Value = Event> {
         2 => (0..3_usize).prop_map(Event::AbortPlanned),
         1 => (0..64_usize).prop_map(Event::Finish),
         1 => Just(Event::ResetPrefixCache),
+        1 => (0..64_usize).prop_map(Event::Pin),
+        1 => (0..64_usize).prop_map(Event::Unpin),
         1 => Just(Event::Nonsense),
     ]
 }
@@ -187,6 +193,12 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
         }
         Event::Finish(number) => driver.finish(pick(number)),
         Event::ResetPrefixCache => driver.reset_prefix_cache(),
+        Event::Pin(number) => {
+            let client =
+                driver.clients.get(&pick(number)).map(|client| (client.identity.clone(), client.tokens.clone()));
+            client.map_or(Ok(()), |(identity, tokens)| driver.pin_as(identity, &tokens).map(drop))
+        }
+        Event::Unpin(number) => driver.unpin(number),
         Event::Nonsense => driver.talk_nonsense(),
     }
 }
