@@ -144,6 +144,7 @@ impl Scheduler {
         }
         let size = self.block_size;
         let kept = self.length_in_sight(entry.seat, entry.shared.start);
+        let kept = if mutant::is_on(Mutant::PutBackToStart) { 0 } else { kept };
         let request = self.seats[entry.seat].as_mut().expect("a seat in use");
         let lost = request.computed - kept * size.tokens();
         request.computed = kept * size.tokens();

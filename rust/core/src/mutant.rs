@@ -130,6 +130,8 @@ mutants! {
     FirstGroupDecides = "first_group_decides",
     /// Who is put back keeps what was published, though a window needs more.
     PutBackBlind = "put_back_blind",
+    /// Who shared what was withdrawn starts from its first token again.
+    PutBackToStart = "put_back_to_start",
     /// All groups name their content alike.
     OneKeyForAllGroups = "one_key_for_all_groups",
     /// Rows of every group go to the blocks of the first.

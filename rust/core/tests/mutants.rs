@@ -15,6 +15,7 @@ mod pool_script;
 mod schedule_script;
 mod seed;
 mod sequence_script;
+mod shared_prompt;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -113,6 +114,7 @@ rows! {
     short_window_hit: ShortWindowHit, ["A7", "tables"], a_window_finds_its_prefix_again;
     first_group_decides: FirstGroupDecides, ["A7"], a_window_finds_its_prefix_again;
     put_back_blind: PutBackBlind, ["A7"], a_sharer_loses_what_its_window_needs;
+    put_back_to_start: PutBackToStart, ["counters", "reuse", "start"], a_writer_fails_behind_published_blocks;
     one_key_for_all_groups: OneKeyForAllGroups, ["sight"], a_window_finds_its_prefix_again;
     slots_of_first_group: SlotsOfFirstGroup, ["slots"], a_window_slides_over_a_long_request;
     need_of_one_group: NeedOfOneGroup, ["submit"], what_can_never_fit_two_groups_is_submitted;
@@ -202,8 +204,15 @@ fn random_schedules_alone_find_most_faults() {
         "loose_drops_others",
         "clamp_negative",
     ];
-    let rare =
-        ["double_free", "preempt_two", "no_budget_for_decodes", "event_per_block", "promise_unfreed", "put_back_blind"];
+    let rare = [
+        "double_free",
+        "preempt_two",
+        "no_budget_for_decodes",
+        "event_per_block",
+        "promise_unfreed",
+        "put_back_blind",
+        "put_back_to_start",
+    ];
     let tables = [
         "fork_misses_last",
         "truncate_keeps_block",
@@ -532,6 +541,11 @@ fn equal_cold_prompts_come_together() -> Checked {
     driver.drain()?;
     let computed = driver.scheduler.counters().scheduled_tokens;
     ensure(computed == 21 + 7, "wait", || format!("{computed} tokens were computed"))
+}
+
+/// 64 tokens a step for a prompt of 1,009: each step shares what it writes, the fifteenth fails.
+fn a_writer_fails_behind_published_blocks() -> Checked {
+    (1..=18).try_for_each(|step| shared_prompt::run(64, shared_prompt::Disturbance::Failed(step)).map(drop))
 }
 
 /// Four blocks are published in one step, the ring holds three events.
