@@ -82,13 +82,8 @@ OF_THE_FACE = {
 }  # fmt: skip
 """Faults of `BlockPool` and its tables, which tests/border meets."""
 OF_EVENTS = {name for name in _core.MUTANTS if name.startswith(("event_", "snapshot_"))}
-OF_GROUPS = {
-    "free_in_sight", "window_never_freed", "entry_keeps_name", "null_not_told", "promise_unfreed", "short_window_hit",
-    "first_group_decides", "one_key_for_all_groups", "slots_of_first_group", "need_of_one_group",
-    "put_back_blind",
-    "put_back_to_start",
-}  # fmt: skip
-"""Faults of several groups, and of windows: the schedules here have one group that sees everything."""
+OF_GROUPS = {"promise_unfreed", "put_back_blind", "put_back_to_start"}
+"""Faults that need one certain scene; see tests/faults/test_groups.py."""
 CAN_BE_SEEN = sorted(set(_core.MUTANTS) - ONLY_ORDER - ONLY_COST - OUT_OF_REACH - OF_THE_FACE - OF_EVENTS - OF_GROUPS)
 """Planted faults that make a wrong answer, a wrong count or a stall. The others have scenes of their own in tests/faults."""
 

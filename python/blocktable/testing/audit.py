@@ -141,7 +141,7 @@ def _check_shapes(plan: "Plan", config: Mapping[str, Any]) -> None:
         "token_ids": (plan.token_ids.shape, (tokens,)),
         "positions": (plan.positions.shape, (tokens,)),
         "token_sources": (plan.token_sources.shape, (tokens,)),
-        "slot_mapping": (plan.slot_mapping.shape, (1, tokens)),
+        "slot_mapping": (plan.slot_mapping.shape, (len(config["groups"]), tokens)),
         "sample_requests": (plan.sample_requests.shape, plan.sample_rows.shape),
     }
     for name, (shape, wanted) in found.items():
@@ -178,37 +178,49 @@ def _check_tokens(plan: "Plan", holders: Mapping[int, Holder]) -> None:
 
 
 def _check_tables(plan: "Plan", scheduler: "Scheduler", tables: NDArray[np.int32]) -> None:
-    """What a sequence sees is held, not free, not null, named once, and told to the device."""
-    block_size, refs = scheduler.config["block_size"], scheduler.block_refs()
+    """What a sequence sees is held, not free, not null, named once, and told to the device; nothing else is null in between."""
+    config, refs = scheduler.config, scheduler.block_refs()
+    block_size = config["block_size"]
     free = set(scheduler.free_queue().tolist())
     entries = np.zeros(len(refs), np.int64)
-    for row, length in zip(plan.seq_slots.tolist(), plan.seq_lens.tolist(), strict=True):
+    counts = np.diff(plan.query_starts).tolist()
+    for row, length, count in zip(plan.seq_slots.tolist(), plan.seq_lens.tolist(), counts, strict=True):
         valid = -(-length // block_size)
-        blocks = plan.block_tables[0, row, :valid].tolist()
-        if len(set(blocks)) != valid or not all(0 < block < len(refs) for block in blocks):
-            raise BrokenPromise("tables", f"row {row} needs {valid} blocks and names {blocks}")
-        if not free.isdisjoint(blocks):
-            raise BrokenPromise("A3", f"row {row} names {blocks}, of which {sorted(free.intersection(blocks))} are free")
-        if blocks != tables[0, row, :valid].tolist():
-            raise BrokenPromise("dirty", f"row {row} names {blocks}, the device was told {tables[0, row, :valid].tolist()}")
-        entries[blocks] += 1
+        named: list[int] = []
+        for group, window in enumerate(config["groups"]):
+            shown = plan.block_tables[group, row, :valid].tolist()
+            if shown != (told := tables[group, row, :valid].tolist()):
+                raise BrokenPromise("dirty", f"row {row} names {shown}, the device was told {told}")
+            first = 0 if window is None else max(0, length - count + 1 - window) // block_size
+            num_null = next((at for at, block in enumerate(shown) if block), valid)
+            if num_null > first or not all(0 < block < len(refs) for block in shown[num_null:]):
+                raise BrokenPromise("tables", f"row {row} sees {valid} blocks of group {group} from {first} on, names {shown}")
+            named += shown[num_null:]
+        if len(set(named)) != len(named):
+            raise BrokenPromise("tables", f"row {row} names a block twice: {named}")
+        if not free.isdisjoint(named):
+            raise BrokenPromise("A3", f"row {row} names {named}, of which {sorted(free.intersection(named))} are free")
+        entries[named] += 1
     if (entries > refs).any():
         short = np.flatnonzero(entries > refs)
         raise BrokenPromise("A2", f"blocks {short} have {refs[short]} holders and {entries[short]} entries in tables")
 
 
 def _check_writes(plan: "Plan", scheduler: "Scheduler") -> None:
-    """A5: each new row has a slot of its own, at its place, in a block whose content is not published."""
+    """A5: each new row has a slot of its own in each group, at its place, in a block whose content is not published."""
     block_size = scheduler.config["block_size"]
     rows = np.repeat(plan.seq_slots, np.diff(plan.query_starts))
     places, offsets = np.divmod(plan.positions, block_size)
-    slots, wanted = plan.slot_mapping[0], plan.block_tables[0, rows, places].astype(np.int64) * block_size + offsets
-    if (slots != wanted).any():
-        at = int(np.flatnonzero(slots != wanted)[0])
-        raise BrokenPromise("slots", f"token {at} at position {plan.positions[at]} goes to slot {slots[at]}, not {wanted[at]}")
-    if len(set(slots.tolist())) != len(slots):
+    for slots, tables in zip(plan.slot_mapping, plan.block_tables, strict=True):
+        wanted = tables[rows, places].astype(np.int64) * block_size + offsets
+        if (slots != wanted).any():
+            at = int(np.flatnonzero(slots != wanted)[0])
+            where = f"token {at} at position {plan.positions[at]}"
+            raise BrokenPromise("slots", f"{where} goes to slot {slots[at]}, not {wanted[at]}")
+    every = plan.slot_mapping.ravel()
+    if len(set(every.tolist())) != len(every):
         raise BrokenPromise("A5", "two tokens of one step go to the same slot")
-    shared = set((slots // block_size).tolist()) & set(scheduler.published_blocks().tolist())
+    shared = set((every // block_size).tolist()) & set(scheduler.published_blocks().tolist())
     if shared:
         raise BrokenPromise("A5", f"the step writes into blocks {sorted(shared)}, which are published")
 

@@ -75,9 +75,17 @@ class Driver:
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(**self.config)
         self.oracle = OracleModel(
-            num_blocks=self.config["num_blocks"], block_size=self.config["block_size"], vocab_size=self.config["vocab_size"]
+            num_blocks=self.config["num_blocks"],
+            block_size=self.config["block_size"],
+            vocab_size=self.config["vocab_size"],
+            windows=self.windows,
         )
         self._settle()
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each group."""
+        return tuple(self.config.get("groups") or (None,))
 
     def submit(
         self,
@@ -100,7 +108,7 @@ class Driver:
             )
         finally:
             self._settle()
-        answer = ColdAnswer(prompt, vocab_size=self.config["vocab_size"], identity=self.oracle.identity)
+        answer = ColdAnswer(prompt, vocab_size=self.config["vocab_size"], identity=self.oracle.identity, windows=self.windows)
         request = Request(number, list(prompt), max_tokens, min_tokens, frozenset(stop_token_ids), answer, list(prompt))
         if number in self.requests:
             raise BrokenPromise("ids", f"request id {number} is given a second time")
@@ -140,7 +148,7 @@ class Driver:
         """Run the oracle over the plan in flight: what `commit` takes."""
         plan = self._in_flight()
         ids, starts = self.oracle.step(plan)
-        written = set((plan.slot_mapping[0] // self.config["block_size"]).tolist())
+        written = set((plan.slot_mapping.ravel() // self.config["block_size"]).tolist())
         early = written.intersection(self.scheduler.free_queue().tolist())
         if early:
             raise BrokenPromise("I10", f"the step in flight writes blocks {sorted(early)}, which are free already")
@@ -185,7 +193,7 @@ class Driver:
     def fail(self) -> None:
         """`Scheduler.fail` of the plan in flight: the model brought nothing, and what it wrote is worth nothing."""
         plan = self._in_flight()
-        touched = plan.slot_mapping[0].copy()  # the views end with the failure
+        touched = plan.slot_mapping.ravel().copy()  # the views end with the failure
         step = plan.step
         self.scheduler.fail(step)
         self.plan_in_flight = None
@@ -354,10 +362,12 @@ class Driver:
         for i, (row, length) in enumerate(zip(plan.seq_slots.tolist(), plan.seq_lens.tolist(), strict=True)):
             request = self._rows[row]
             request.computed += starts[i + 1] - starts[i]
-            written = plan.slot_mapping[0, starts[i] : starts[i + 1]] // block_size
-            named = plan.block_tables[0, row, : -(-length // block_size)]
-            filled_last = written[-1:].tolist() if length % block_size == 0 else []
-            self._uses[request.id] = _Use(frozenset(named.tolist()), frozenset(written.tolist()), frozenset(filled_last))
+            written = plan.slot_mapping[:, starts[i] : starts[i + 1]] // block_size
+            named = plan.block_tables[:, row, : -(-length // block_size)]
+            filled_last = written[:, -1].tolist() if length % block_size == 0 else []
+            self._uses[request.id] = _Use(
+                frozenset(named.ravel().tolist()) - {0}, frozenset(written.ravel().tolist()), frozenset(filled_last)
+            )
 
     def _lose_readers(self, writer: int, blocks: frozenset[int]) -> None:
         """Design 6: the content of `blocks` will not come. Who reads them is put back, and so on: their results are stale."""

@@ -11,9 +11,11 @@ The model has two layers, since one would not notice a row that was computed too
     context(p) = mix(a(row 0, 0) + ... + a(row p, p))        kept in row p by layer 1, as a real KV row depends on its past
     answer(p)  = mix(sum of mix(context(row j), j)) mod V    layer 2
 
-All arithmetic is on unsigned 64-bit integers and wraps.
+With several groups each has such rows of its own, in blocks of its own; in one with a window of W the sums are over the rows
+p - W + 1 to p, and the answer mixes the sums of all groups. All arithmetic is on unsigned 64-bit integers and wraps.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +36,7 @@ _IDENTITY = 0x165667B19E3779F9
 _PLACE = 0xD6E8FEB86659FD93
 _CONTEXT = 0xA0761D6478BD642F
 _PLACE_2 = 0xE7037ED1A0B428DB
+_GROUP = 0x8EBC6AF09C88C6E3
 
 _POISON_TOKEN = 0xDEAD
 _POISON_POSITION = 1 << 40  # past every possible length, so that poison is told from every real row
@@ -41,12 +44,12 @@ _POISON_POSITION = 1 << 40  # past every possible length, so that poison is told
 
 @dataclass(frozen=True, slots=True)
 class _Visible:
-    """The V rows that the queries of a step see, sequence after sequence."""
+    """The V rows of one group that queries of the step see, sequence after sequence, and which each of the T queries sees."""
 
-    base: NDArray[np.int64]  # [S + 1] where each sequence's rows begin
-    sequence: NDArray[np.int64]  # [V]
-    place: NDArray[np.uint64]  # [V] where in its sequence the row is found
     slots: NDArray[np.int64]  # [V] where in the KV memory
+    place: NDArray[np.uint64]  # [V] where in its sequence the row is found
+    first: NDArray[np.int64]  # [T] number, among the V rows, of the first that the query sees
+    last: NDArray[np.int64]  # [T] the same of its own row
 
 
 class OracleError(AssertionError):
@@ -57,14 +60,23 @@ class OracleModel:
     """KV memory of `num_blocks * block_size` rows, and a model over it. Row r is (token, position, identity, context).
 
     `identity` stands for all that the key-value content depends on besides tokens: weights, adapter, kind of cache.
-    Change it between steps to play a swap of weights.
+    Change it between steps to play a swap of weights. `windows` has an entry for each group, as `Scheduler`'s `groups`.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int, identity: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        identity: int = 0,
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.identity = identity
+        self.windows = tuple(windows)
         rows = num_blocks * block_size
         self._token = np.full(rows, _POISON_TOKEN, _U64)
         self._position = np.full(rows, _POISON_POSITION, _U64)
@@ -97,22 +109,23 @@ class OracleModel:
     def step(self, plan: "Plan") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Run one plan: `token_ids` [K] and `starts` [K + 1] as `Scheduler.commit` wants them. Call `take_over` first."""
         self._copy(plan.copies)
-        seen = self._visible(plan)
-        slots, place = seen.slots, seen.place
-        rows = _query_rows(plan.query_starts, plan.seq_lens, seen.base)  # [T] where each query's own row stands in `seen`
-        written = self._write(plan)
-        firsts = _mix(
-            self._token[slots] * _U64(_TOKEN)
-            + self._position[slots] * _U64(_POSITION)
-            + self._identity[slots] * _U64(_IDENTITY)
-            + (place + _U64(1)) * _U64(_PLACE)
-        )
-        context = _mix(_sum_up_to(firsts, seen)[rows])
-        self._context[written[written >= 0]] = context[written >= 0]
-        self._refuse_poison(slots, place)
-        seconds = _mix(self._context[slots] * _U64(_CONTEXT) + (place + _U64(1)) * _U64(_PLACE_2))
-        answers = _mix(_sum_up_to(seconds, seen)[rows])
-        ids = (answers[plan.sample_rows] % _U64(self.vocab_size)).astype(np.int64)
+        seen = [self._visible(plan, group) for group in range(len(self.windows))]
+        for group in range(len(self.windows)):
+            self._write(plan, group)
+        sums = np.zeros(len(plan.token_ids), _U64)
+        for group, rows in enumerate(seen):
+            firsts = _mix(
+                self._token[rows.slots] * _U64(_TOKEN)
+                + self._position[rows.slots] * _U64(_POSITION)
+                + self._identity[rows.slots] * _U64(_IDENTITY)
+                + (rows.place + _U64(1)) * _U64(_PLACE)
+            )
+            context, written = _mix(_sums_seen(firsts, rows)), plan.slot_mapping[group]
+            self._context[written[written >= 0]] = context[written >= 0]
+            self._refuse_poison(rows)
+            seconds = _mix(self._context[rows.slots] * _U64(_CONTEXT) + (rows.place + _U64(1)) * _U64(_PLACE_2))
+            sums += _U64(2 * group + 1) * _sums_seen(seconds, rows)
+        ids = (_mix(sums)[plan.sample_rows] % _U64(self.vocab_size)).astype(np.int64)
         self._last_ids = ids
         return ids, np.arange(len(ids) + 1, dtype=np.int64)
 
@@ -150,9 +163,9 @@ class OracleModel:
                 column[end : end + rows] = column[start : start + rows]
             self._is_poisoned[target] = False
 
-    def _write(self, plan: "Plan") -> NDArray[np.int64]:
-        """Put the new rows where `slot_mapping` says; returns it. A negative slot is skipped; one past the end is a fault."""
-        slots: NDArray[np.int64] = plan.slot_mapping[0].astype(np.int64)
+    def _write(self, plan: "Plan", group: int) -> None:
+        """Put the new rows where `slot_mapping` says. A negative slot is skipped; one past the end is a fault."""
+        slots: NDArray[np.int64] = plan.slot_mapping[group].astype(np.int64)
         if len(slots) and int(slots.max()) >= len(self._token):
             raise OracleError(f"slot {int(slots.max())} is outside of the KV memory of {len(self._token)} rows")
         tokens = plan.token_ids.astype(np.int64)
@@ -162,41 +175,49 @@ class OracleModel:
         kept = slots >= 0
         self._token[slots[kept]] = tokens[kept].astype(_U64)
         self._position[slots[kept]] = plan.positions[kept].astype(_U64)
-        self._identity[slots[kept]] = self.identity
+        self._identity[slots[kept]] = (self.identity + group * _GROUP) & _MASK
         self._is_poisoned[slots[kept] // self.block_size] = False
-        return slots
 
-    def _visible(self, plan: "Plan") -> "_Visible":
-        """Every row that some query of the step sees."""
-        lens = plan.seq_lens.astype(np.int64)
-        base = np.concatenate(([0], np.cumsum(lens)))
-        sequence = np.repeat(np.arange(len(lens)), lens)
-        place = np.arange(base[-1]) - base[sequence]
-        blocks = self.tables[0, plan.seq_slots[sequence], place // self.block_size].astype(np.int64)
+    def _visible(self, plan: "Plan", group: int) -> "_Visible":
+        """Every row of a group that some query of the step sees."""
+        window = self.windows[group]
+        places, sequences, firsts, lasts, base = [], [], [], [], 0
+        for i, (start, end) in enumerate(pairwise(plan.query_starts.tolist())):
+            length = int(plan.seq_lens[i])
+            queries = np.arange(length - (end - start), length)
+            first = np.zeros_like(queries) if window is None else np.maximum(0, queries - window + 1)
+            lowest = int(first[0]) if len(first) else length
+            places.append(np.arange(lowest, length))
+            sequences.append(np.full(length - lowest, i))
+            firsts.append(first - lowest + base)
+            lasts.append(queries - lowest + base)
+            base += length - lowest
+        place, sequence, first, last = (_joined(parts) for parts in (places, sequences, firsts, lasts))
+        blocks = self.tables[group, plan.seq_slots[sequence], place // self.block_size].astype(np.int64)
         if len(blocks) and not 0 < int(blocks.min()) <= int(blocks.max()) < self.num_blocks:
             wrong = sorted({int(block) for block in blocks if not 0 < block < self.num_blocks})
             raise OracleError(f"visible entries of a block table name blocks {wrong}, must be 1..{self.num_blocks - 1}")
-        slots = blocks * self.block_size + place % self.block_size
-        return _Visible(base, sequence, place.astype(_U64), slots)
+        return _Visible(blocks * self.block_size + place % self.block_size, place.astype(_U64), first, last)
 
-    def _refuse_poison(self, slots: NDArray[np.int64], place: NDArray[np.uint64]) -> None:
-        poisoned = self._position[slots] == _U64(_POISON_POSITION)
+    def _refuse_poison(self, rows: _Visible) -> None:
+        poisoned = self._position[rows.slots] == _U64(_POISON_POSITION)
         if not poisoned.any():
             return
         first = int(np.flatnonzero(poisoned)[0])
-        block, offset = divmod(int(slots[first]), self.block_size)
-        raise OracleError(f"poison is read: row {offset} of block {block}, at position {int(place[first])} of its sequence")
+        block, offset = divmod(int(rows.slots[first]), self.block_size)
+        place = int(rows.place[first])
+        raise OracleError(f"poison is read: row {offset} of block {block}, at position {place} of its sequence")
 
 
 class ColdAnswer:
     """What the oracle says to one prompt when nothing is shared, cached, chunked or preempted: from the token list alone."""
 
-    def __init__(self, prompt: Sequence[int], *, vocab_size: int, identity: int = 0) -> None:
+    def __init__(
+        self, prompt: Sequence[int], *, vocab_size: int, identity: int = 0, windows: Sequence[int | None] = (None,)
+    ) -> None:
         self._vocab_size = vocab_size
-        self._identity = identity
         self._length = 0
-        self._first = 0
-        self._second = 0
+        self._groups = [_ColdGroup(window, identity + group * _GROUP) for group, window in enumerate(windows)]
         self._tokens: list[int] = []
         for token in prompt:
             self._append(int(token))
@@ -204,7 +225,8 @@ class ColdAnswer:
     def __getitem__(self, index: int) -> int:
         """Output token number `index`, computed when first asked for."""
         while len(self._tokens) <= index:
-            token = _mix_int(self._second) % self._vocab_size
+            mixed = sum((2 * number + 1) * group.second for number, group in enumerate(self._groups))
+            token = _mix_int(mixed) % self._vocab_size
             self._tokens.append(token)
             self._append(token)
         return self._tokens[index]
@@ -214,31 +236,53 @@ class ColdAnswer:
         return [self[index] for index in range(count)]
 
     def _append(self, token: int) -> None:
-        place = self._length + 1
-        fields = token * _TOKEN + self._length * _POSITION + self._identity * _IDENTITY + place * _PLACE
-        self._first = (self._first + _mix_int(fields)) & _MASK
-        self._second = (self._second + _mix_int(_mix_int(self._first) * _CONTEXT + place * _PLACE_2)) & _MASK
+        for group in self._groups:
+            group.append(token, self._length)
         self._length += 1
 
 
-def cold(prompt: Sequence[int], num_tokens: int, *, vocab_size: int, identity: int = 0) -> list[int]:
+class _ColdGroup:
+    """The sums of one group over what the newest query sees."""
+
+    def __init__(self, window: int | None, identity: int) -> None:
+        self._identity = identity
+        self._seen: deque[tuple[int, int]] | None = None if window is None else deque(maxlen=window)
+        self._first = 0
+        self.second = 0
+
+    def append(self, token: int, position: int) -> None:
+        place = position + 1
+        if self._seen is not None and len(self._seen) == self._seen.maxlen:
+            self._first -= self._seen[0][0]
+            self.second -= self._seen[0][1]
+        first = _mix_int(token * _TOKEN + position * _POSITION + self._identity * _IDENTITY + place * _PLACE)
+        self._first = (self._first + first) & _MASK
+        second = _mix_int(_mix_int(self._first) * _CONTEXT + place * _PLACE_2)
+        self.second = (self.second + second) & _MASK
+        if self._seen is not None:
+            self._seen.append((first, second))
+
+
+def cold(
+    prompt: Sequence[int],
+    num_tokens: int,
+    *,
+    vocab_size: int,
+    identity: int = 0,
+    windows: Sequence[int | None] = (None,),
+) -> list[int]:
     """The first `num_tokens` tokens of the oracle's answer to `prompt`, computed without any block."""
-    return ColdAnswer(prompt, vocab_size=vocab_size, identity=identity).first(num_tokens)
+    return ColdAnswer(prompt, vocab_size=vocab_size, identity=identity, windows=windows).first(num_tokens)
 
 
-def _query_rows(query_starts: NDArray[np.int32], seq_lens: NDArray[np.int32], base: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[T] where the row of each query stands among the visible rows: a sequence's last query is the last row it sees."""
-    parts = [
-        np.arange(base[i] + int(seq_lens[i]) - (end - start), base[i] + int(seq_lens[i]))
-        for i, (start, end) in enumerate(pairwise(query_starts.tolist()))
-    ]
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _sum_up_to(values: NDArray[np.uint64], seen: _Visible) -> NDArray[np.uint64]:
-    """Running sum inside each sequence, the value itself included."""
+def _sums_seen(values: NDArray[np.uint64], rows: _Visible) -> NDArray[np.uint64]:
+    """[T] the sum of what each query sees, its own row included."""
     sums = np.concatenate((np.zeros(1, _U64), np.cumsum(values, dtype=_U64)))
-    return sums[1:] - sums[seen.base[seen.sequence]]
+    return sums[rows.last + 1] - sums[rows.first]
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -76,7 +76,7 @@ def case_of(seed: int) -> Case:
     longest_output = rng.choice((1, 4, 12, 24, 40))
     longest = longest_prompt + longest_output
     usable = max(2, round(longest * rng.choice((0.5, 0.8, 1, 1, 1.3, 2, 4)) / block_size))
-    config = {
+    config: dict[str, Any] = {
         "num_blocks": usable + 1,
         "block_size": block_size,
         "vocab_size": VOCAB_SIZE,
@@ -89,6 +89,9 @@ def case_of(seed: int) -> Case:
         "enable_prefix_caching": rng.random() < 0.85,
         "hash_seed": rng.choice((b"", b"seed")),
     }
+    groups = _groups_of(seed)
+    if groups != (None,):
+        config |= {"groups": groups, "num_blocks": 1 + usable * (1 + len(groups)) // 2}
     return Case(
         seed=seed,
         config=config,
@@ -104,6 +107,14 @@ def case_of(seed: int) -> Case:
         nuisance=rng.choice((0.0, 0.05)),
         reset=rng.choice((0.0, 0.0, 0.02)),
     )
+
+
+def _groups_of(seed: int) -> tuple[int | None, ...]:
+    """The windows of a case's groups: one in two cases has one group that sees everything."""
+    rng = random.Random(f"groups of {seed}")
+    if rng.random() < 0.5:
+        return (None,)
+    return tuple(rng.choice((None, rng.randint(1, 24), rng.randint(1, 8))) for _ in range(rng.choice((1, 2, 2, 3))))
 
 
 def run_schedule(seed: int, *, recounts: bool = True) -> Report:
@@ -183,7 +194,7 @@ class _Play:
         longest = self.case.longest_output
         limit = longest if self._happens(0.4) else self.rng.randint(1, longest)
         least = self.rng.randint(0, limit) if self._happens(0.2) else 0
-        answer = cold(prompt, limit, vocab_size=VOCAB_SIZE)
+        answer = cold(prompt, limit, vocab_size=VOCAB_SIZE, windows=self.driver.windows)
         stops = self.rng.sample(answer, k=min(2, limit)) if self._happens(0.3) else []
         before = Snapshot.of(self.driver.scheduler)
         try:
@@ -213,8 +224,20 @@ class _Play:
         """Nobody may be taken in who can never be served: the rows of the prompt and of the outputs that must be made."""
         config = self.case.config
         rows = min(prompt_len + max(1, min_tokens) - 1, config["max_model_len"] - 1)
-        if rows > (config["num_blocks"] - 1) * config["block_size"]:
-            raise BrokenPromise("refusal", f"{rows} rows were taken in, the pool has {config}")
+        needed = sum(self._most_blocks(window, rows) for window in self.driver.windows)
+        if needed > config["num_blocks"] - 1:
+            raise BrokenPromise("refusal", f"{rows} rows were taken in, which need {needed} blocks; the pool has {config}")
+
+    def _most_blocks(self, window: int | None, rows: int) -> int:
+        """Blocks that a request of `rows` rows holds at once in a group, wherever a step begins."""
+        config = self.case.config
+        size: int = config["block_size"]
+        all_of_it = -(-rows // size)
+        if window is None:
+            return all_of_it
+        chunk: int = min(config["max_num_batched_tokens"], config["long_prefill_threshold"] or rows)
+        starts = range(window, window + size)
+        return min(all_of_it, max((at + chunk - 1) // size - (at + 1 - window) // size + 1 for at in starts))
 
     def _prompt(self) -> list[int]:
         """Most prompts begin like another one: a root, an earlier prompt, or an earlier prompt with its answer."""
