@@ -51,6 +51,8 @@ BAD_PROMPTS: dict[str, tuple[Any, str, str]] = {
     "bytes": (b"hello", "prompts", "text"),
     "bare ids": ([1, 2, 3], "prompts[0]", "prompt_token_ids"),
     "half a character": ("\ud800", "prompts", "Unicode"),
+    "an empty salt": ({"prompt_token_ids": [1], "cache_salt": ""}, "prompts.cache_salt", "not empty"),
+    "a salt that is no text": ({"prompt_token_ids": [1], "cache_salt": 5}, "prompts.cache_salt", "text"),
     "unknown key": ({"promt": "hello"}, "prompts.promt", "did you mean prompts.prompt"),
     "longer than the model": ({"prompt_token_ids": [1] * MAX_MODEL_LEN}, "prompt_len", f"1..={MAX_MODEL_LEN - 1}"),
 }
@@ -211,6 +213,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no such device": ({"device": "cuda:7"}, "device", "cpu"),
     "threads": ({"num_threads": 0}, "num_threads", "1.."),
     "seed": ({"seed": -1}, "seed", "0.."),
+    "hash": ({"hash_algorithm": "md5"}, "hash_algorithm", "sha256_cbor"),
     "caching": ({"enable_prefix_caching": "yes"}, "enable_prefix_caching", "True or False"),
     "tokenizer": ({"tokenizer": 5}, "tokenizer", "tokenizer"),
 }

@@ -11,7 +11,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from ..engine.config import DTYPES, WEIGHT_LAYOUTS, EngineConfig
+from ..engine.config import DTYPES, HASH_ALGORITHMS, WEIGHT_LAYOUTS, EngineConfig
 from ..model.small_model import SMALL_MODEL
 
 DESCRIPTION = """\
@@ -131,6 +131,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         action=argparse.BooleanOptionalAction,
         default=default["enable_prefix_caching"],
         help="reuse the KV blocks of equal prompt beginnings",
+    )
+    group.add_argument(
+        "--hash-algorithm",
+        choices=HASH_ALGORITHMS,
+        default=default["hash_algorithm"],
+        help="names KV blocks; sha256_cbor and vllm_sha256 are vLLM's sha256_cbor and sha256",
     )
     group.add_argument(
         "--self-check",

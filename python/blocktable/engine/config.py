@@ -18,10 +18,16 @@ from ..events.config import KVEventsConfig
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Names of `dtype`; `auto` is what the device runs best: float32 on a CPU, else what the model was saved in."""
 
+HASH_ALGORITHMS = ("sha256", "blake3", "sha256_cbor", "vllm_sha256")
+
 WEIGHT_LAYOUTS = ("auto", "as_loaded", "transposed")
 
-OTHER_NAMES = {"gpu_memory_utilization": "memory_share", "num_gpu_blocks_override": "num_blocks"}
-"""What vLLM calls options whose names say GPU, although they hold for any device."""
+OTHER_NAMES = {
+    "gpu_memory_utilization": "memory_share",
+    "num_gpu_blocks_override": "num_blocks",
+    "prefix_caching_hash_algo": "hash_algorithm",
+}
+"""What vLLM calls options whose names say GPU, although they hold for any device, or whose values mean something else there."""
 
 MAX_BLOCK_SIZE = 4096
 MAX_NUM_BLOCKS = 2**31 - 1
@@ -66,6 +72,9 @@ class EngineConfig:
     """Requests that wait, at most; one more is refused with `QueueFullError`."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt beginnings."""
+    hash_algorithm: str = "sha256"
+    """What names KV blocks: `sha256` or `blake3` over our own encoding; `sha256_cbor` or `vllm_sha256`, byte for byte vLLM's
+    `sha256_cbor` and `sha256`, for routers that know those."""
     long_prefill_threshold: int = 0
     """Prompt tokens that one sequence may take of a step; 0 = the whole budget."""
     max_preemptions: int = 16
@@ -95,6 +104,7 @@ class EngineConfig:
         _need_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**22)
         _need_int("max_waiting", self.max_waiting, 1, 2**24)
         _need_bool("enable_prefix_caching", self.enable_prefix_caching)
+        _need_one_of("hash_algorithm", self.hash_algorithm, HASH_ALGORITHMS)
         _need_int("long_prefill_threshold", self.long_prefill_threshold, 0, 2**27)
         _need_int("max_preemptions", self.max_preemptions, 0, 2**16)
         _need_int("seed", self.seed, 0, MAX_SEED)

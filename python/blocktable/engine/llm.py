@@ -57,8 +57,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer every prompt; the results stand in the order of the prompts.
 
-        `prompts`: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those. `sampling_params`: one for
-        all, or one for each prompt. Raises `InvalidInputError` or `NeverFitsError` for any bad one, before any runs.
+        `prompts`: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those; a dictionary may have a
+        `cache_salt`, and shares cached blocks only with equal salts. `sampling_params`: one for all, or one for each
+        prompt. Raises `InvalidInputError` or `NeverFitsError` for any bad one, before any runs.
         """
         jobs = self._jobs(self._read(prompts), sampling_params)
         return self._run(jobs, use_tqdm)

@@ -8,7 +8,7 @@ the length that the model allows is the core's to refuse (`Scheduler.submit`), s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInputError, UnknownOptionError
 
-PROMPT_KEYS = ("prompt", "prompt_token_ids")
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
 class Encoder(Protocol):
@@ -44,6 +44,8 @@ class Prompt:
     array: NDArray[np.int32]  # [T], 0 <= id < vocabulary: what the core reads
     token_ids: list[int]
     """The same ids, for the caller and for text."""
+    cache_salt: str | None = None
+    """Only prompts with the same salt share its cached blocks."""
 
     @classmethod
     def of(cls, text: str | None, array: NDArray[np.int32]) -> Prompt:
@@ -53,6 +55,8 @@ class Prompt:
 
 def read_prompts(prompts: Any, *, encoder: Encoder | None, vocab_size: int) -> list[Prompt]:
     """The prompts of one call, in order: a text, a dictionary with `prompt` or `prompt_token_ids`, or a sequence of those.
+
+    A dictionary may have a `cache_salt` too.
 
     Raises `InvalidInputError` naming the prompt (`prompts[3].prompt_token_ids`), the value and the bound; reads all of
     them or none.
@@ -73,6 +77,13 @@ def _read_prompt(field: str, prompt: Any, encoder: Encoder | None, vocab_size: i
     for key, value in prompt.items():
         if key not in PROMPT_KEYS:
             raise UnknownOptionError(f"{field}.{key}", value, [f"{field}.{known}" for known in PROMPT_KEYS])
+    salt = prompt.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise InvalidInputError(f"{field}.cache_salt", salt, "must be a text that is not empty")
+    return replace(_read_dictionary(field, prompt, encoder, vocab_size), cache_salt=salt)
+
+
+def _read_dictionary(field: str, prompt: Mapping[str, Any], encoder: Encoder | None, vocab_size: int) -> Prompt:
     text = prompt.get("prompt")
     if text is not None and not isinstance(text, str):
         raise InvalidInputError(f"{field}.prompt", text, "must be a text")

@@ -111,6 +111,7 @@ class StepLoop:
                 max_tokens=sampling.max_tokens,
                 min_tokens=sampling.min_tokens,
                 stop_token_ids=sampling.end_token_ids,
+                cache_salt=prompt.cache_salt,
                 now_us=now_ns // 1000,
             )
             needs_text = is_streamed or bool(sampling.stop)
