@@ -120,6 +120,22 @@ class Scheduler:
     def finish(self, request_id: int) -> bool:
         """End a request as finished (a stop string was seen); false if it has ended already or never was."""
 
+    def fork(
+        self, request_id: int, *, max_tokens: int, min_tokens: int = 0, stop_token_ids: Sequence[int] = (), now_us: int = 0
+    ) -> int:
+        """A new request with the tokens of a running one, over the same KV blocks; returns its id.
+
+        It goes on from the confirmed length, counts the outputs so far as its own, ranks last, and stands among the next
+        plan's `admitted`. Who writes first into the partial last block gets a copy of it: see `Plan.copies`. Raises
+        `UnknownRequestError`, `NotRunningError`, `NoFreeRowError`, `NeverFitsError` or `InvalidInputError`; nothing
+        changes then."""
+
+    def truncate(self, request_id: int, num_tokens: int) -> None:
+        """Take a request back to its first `num_tokens` tokens, wherever it is; its last token is computed anew.
+
+        What a step in flight brings for it does not count. Raises `UnknownRequestError` or `InvalidInputError`; nothing
+        changes then."""
+
     def reset_prefix_cache(self) -> int:
         """Forget all published content that no live sequence holds; returns how many blocks forgot theirs."""
 

@@ -82,6 +82,22 @@ class NotHeldError(BlocktableError):
         self.block = block
 
 
+class NotRunningError(BlocktableError):
+    """A fork needs a running parent, and this request waits."""
+
+    def __init__(self, request_id: int) -> None:
+        super().__init__(f"request {request_id} does not run")
+        self.request_id = request_id
+
+
+class NoFreeRowError(BlocktableError):
+    """A fork needs a row, and every row is had by a running request."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(f"all {rows} rows are had by running requests")
+        self.rows = rows
+
+
 class BeingWrittenError(BlocktableError):
     """The rows that were to be copied are written by a step in flight."""
 

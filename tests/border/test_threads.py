@@ -77,6 +77,12 @@ class Caller(threading.Thread):
     def call_finish(self):
         self.scheduler.finish(self.some_request())
 
+    def call_fork(self):
+        self.scheduler.fork(self.some_request(), max_tokens=int(self.rng.integers(1, 9)))
+
+    def call_truncate(self):
+        self.scheduler.truncate(self.some_request(), int(self.rng.integers(1, 30)))
+
     def call_read(self):
         scheduler = self.scheduler
         scheduler.stats(), scheduler.config, scheduler.num_running, scheduler.num_waiting, scheduler.free_queue()
@@ -183,6 +189,7 @@ def test_every_method_is_called_by_the_threads():
         "submit", "plan", "commit", "fail", "abort", "finish", "stats", "config", "num_running", "num_waiting", "free_queue",
         "block_refs", "published_blocks", "num_cached_tokens", "audit", "reset_prefix_cache",
         "read_events", "event_snapshot", "set_weights_version", "is_mixed", "miss_reason", "pin", "unpin",
+        "fork", "truncate",
     }  # fmt: skip
     assert {name for name in dir(Scheduler) if not name.startswith("_")} == source
     assert {name for name in dir(BlockHasher) if not name.startswith("_")} == {"keys"}

@@ -84,7 +84,13 @@ OF_THE_FACE = {
 OF_EVENTS = {name for name in _core.MUTANTS if name.startswith(("event_", "snapshot_"))}
 OF_GROUPS = {"promise_unfreed", "put_back_blind", "put_back_to_start"}
 """Faults that need one certain scene; see tests/faults/test_groups.py."""
-CAN_BE_SEEN = sorted(set(_core.MUTANTS) - ONLY_ORDER - ONLY_COST - OUT_OF_REACH - OF_THE_FACE - OF_EVENTS - OF_GROUPS)
+OF_FORKS = {
+    "fork_misses_last", "truncate_keeps_block", "write_in_place", "copy_keeps_holder", "hit_stays_parked", "guard_keeps_block",
+    "write_forked", "copy_row_short", "copy_without_lease", "failed_copy_counts", "fork_unconfirmed", "truncate_keeps_epoch",
+}  # fmt: skip
+"""Faults of forks and truncations, which the schedules of the Rust crate have."""
+NOT_HERE = ONLY_ORDER | ONLY_COST | OUT_OF_REACH | OF_THE_FACE | OF_EVENTS | OF_GROUPS | OF_FORKS
+CAN_BE_SEEN = sorted(set(_core.MUTANTS) - NOT_HERE)
 """Planted faults that make a wrong answer, a wrong count or a stall. The others have scenes of their own in tests/faults."""
 
 

@@ -128,8 +128,9 @@ def check_drained(scheduler: "Scheduler") -> None:
         if stats[name] != value:
             raise BrokenPromise("drain", f"{name} is {stats[name]} at idle, must be {value}")
     ended = stats["finished"] + stats["aborted"]
-    if stats["submitted"] != ended:
-        raise BrokenPromise("drain", f"{stats['submitted']} requests were taken in, {ended} ended")
+    taken_in = stats["submitted"] + stats["forks"]
+    if taken_in != ended:
+        raise BrokenPromise("drain", f"{taken_in} requests were taken in, {ended} ended")
 
 
 def _check_shapes(plan: "Plan", config: Mapping[str, Any]) -> None:

@@ -107,14 +107,13 @@ impl Scheduler {
         self.hit.find(self.pool.index(), &self.groups, keys);
     }
 
-    fn start_running(&mut self, seat: usize, start: usize, now_us: u64) {
-        let row = self.free_rows.pop().expect("a free row");
+    /// Makes room for all tokens, keys and blocks that a request can ever have: decoding allocates nothing.
+    pub(crate) fn make_room(&mut self, seat: usize) {
         let (max_len, max_outputs) =
             (self.config.max_model_len as usize, self.request(seat).limits.max_tokens as usize);
         let longest = max_len.min(self.request(seat).prompt_len.saturating_add(max_outputs));
         let most_blocks = self.block_size.blocks_for(longest);
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        // Decoding allocates nothing.
         request.tokens.reserve_exact(longest.saturating_sub(request.tokens.len()));
         request.keys.reserve_exact(most_blocks.saturating_sub(request.keys.len()));
         request.table.reserve(most_blocks);
@@ -122,6 +121,12 @@ impl Scheduler {
             request.others = (1..self.groups.len()).map(|_| BlockTable::new()).collect();
         }
         request.others.iter_mut().for_each(|table| table.reserve(most_blocks));
+    }
+
+    fn start_running(&mut self, seat: usize, start: usize, now_us: u64) {
+        let row = self.free_rows.pop().expect("a free row");
+        self.make_room(seat);
+        let request = self.seats[seat].as_mut().expect("a seat in use");
         request.place = Place::Running(row);
         request.computed = start;
         if request.cached.is_none() {

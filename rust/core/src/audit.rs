@@ -99,6 +99,13 @@ impl Scheduler {
                 format!("block {} is named by the step in flight and stands in the free queue", block.get()),
             );
         }
+        let is_source = |block: &BlockId| self.draft.copies.iter().any(|copy| copy[1] == block.get() as i32);
+        if let Some(block) = self.pool.free_blocks().find(is_source) {
+            return wrong(
+                "A2",
+                format!("block {} is copied by the step in flight and stands in the free queue", block.get()),
+            );
+        }
         Ok(())
     }
 
@@ -152,7 +159,7 @@ impl Scheduler {
             for &block in written {
                 writers[block.index()] += 1;
                 let state = self.pool.index().state(block);
-                let shared = self.pool.holders(block) > 1 && state != KeyState::Pending;
+                let shared = self.pool.holders(block) > 1 && state != KeyState::Pending && !entry.forked;
                 if state == KeyState::Published || shared || writers[block.index()] > 1 {
                     let id = request.id.0;
                     return wrong(

@@ -225,17 +225,26 @@ impl BlockPool {
     /// # Errors
     /// [`Error::NoSuchBlock`] or [`Error::NotHeld`] for the table of another pool; nothing changes then.
     pub fn fork(&mut self, table: &BlockTable) -> Result<BlockTable> {
-        for &block in table.blocks.iter().filter(|&&block| block != BlockId::NULL) {
+        self.fork_head(table, table.len())
+    }
+
+    /// The same for the first `len` entries of `table`, or all if there are fewer.
+    ///
+    /// # Errors
+    /// As [`BlockPool::fork`].
+    pub fn fork_head(&mut self, table: &BlockTable, len: usize) -> Result<BlockTable> {
+        let head = &table.blocks[..len.min(table.len())];
+        for &block in head.iter().filter(|&&block| block != BlockId::NULL) {
             self.block(block.get())?;
             if self.holders(block) == 0 {
                 return Err(Error::NotHeld { block });
             }
         }
-        let missed = usize::from(mutant::is_on(Mutant::ForkMissesLast)).min(table.len());
-        for block in &table.blocks[..table.len() - missed] {
+        let missed = usize::from(mutant::is_on(Mutant::ForkMissesLast)).min(head.len());
+        for block in &head[..head.len() - missed] {
             self.holders[block.index()] += u32::from(*block != BlockId::NULL);
         }
-        Ok(BlockTable { blocks: table.blocks.clone() })
+        Ok(BlockTable { blocks: head.to_vec() })
     }
 
     /// Cuts `table` to the blocks of its first `rows` rows. The others are given back as one list, last block first. The rows that

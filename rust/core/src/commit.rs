@@ -80,6 +80,9 @@ impl Scheduler {
             if self.is_stale(&entry) {
                 continue;
             }
+            if entry.copied && !mutant::is_on(Mutant::FailedCopyCounts) {
+                self.lose_copy(&entry);
+            }
             if mutant::is_on(Mutant::NoRollbackOnFail) {
                 self.request_mut(entry.seat).computed += entry.chunk - usize::from(entry.samples);
             }
@@ -98,7 +101,7 @@ impl Scheduler {
     }
 
     /// Whether what the step in flight brings for this entry no longer counts.
-    fn is_stale(&self, entry: &Entry) -> bool {
+    pub(crate) fn is_stale(&self, entry: &Entry) -> bool {
         let Some(request) = self.seats[entry.seat].as_ref() else { return true };
         let other = request.planned_in != self.steps;
         other || (request.epoch != entry.epoch && !mutant::is_on(Mutant::ApplyStaleResult))

@@ -65,6 +65,16 @@ pub enum Error {
     Released,
     /// A table of another pool.
     ForeignTable,
+    /// A fork needs a running parent, and this request waits.
+    NotRunning {
+        /// Its id.
+        request: RequestId,
+    },
+    /// A fork needs a row, and every row is had.
+    NoFreeRow {
+        /// Rows in all.
+        rows: u32,
+    },
     /// The request is not known any more, or never was.
     UnknownRequest {
         /// Its id.
@@ -118,6 +128,8 @@ impl std::fmt::Display for Error {
             Error::NoSuchBlock { block, num_blocks } => write!(f, "block {block}: must be below {num_blocks}"),
             Error::Released => write!(f, "the table was released, or its pool was reset"),
             Error::ForeignTable => write!(f, "the table belongs to another pool"),
+            Error::NotRunning { request } => write!(f, "request {} does not run", request.0),
+            Error::NoFreeRow { rows } => write!(f, "all {rows} rows are had by running requests"),
             Error::UnknownRequest { request } => write!(f, "request {} is not known", request.0),
             Error::StepInFlight { step } => write!(f, "step {} is still in flight", step.0),
             Error::WrongStep { given, expected: Some(step) } => {

@@ -19,6 +19,10 @@ pub(crate) struct Entry {
     pub chunk: usize,
     /// Whether the step brings a token for it.
     pub samples: bool,
+    /// The step copies rows of the block that it writes first: they are there when the step is committed.
+    pub copied: bool,
+    /// It was forked since: who shares its last block was not there when the step was planned.
+    pub forked: bool,
     /// Its blocks among [`Flight::pending`].
     pub pending: Range<usize>,
     /// Table entries that were pending when they were hit: the first, and the end of all hits. Empty if there are none.

@@ -184,6 +184,18 @@ mutants! {
     CopyKeepsHolder = "copy_keeps_holder",
     /// A hit leaves a parked block in its list.
     HitStaysParked = "hit_stays_parked",
+    /// A forked sequence writes into the block that it shares.
+    WriteForked = "write_forked",
+    /// A copy brings one row less.
+    CopyRowShort = "copy_row_short",
+    /// The source of a copy may be handed out at once.
+    CopyWithoutLease = "copy_without_lease",
+    /// Rows that a failed step was to copy count as copied.
+    FailedCopyCounts = "failed_copy_counts",
+    /// A fork takes over what the step in flight has not confirmed yet.
+    ForkUnconfirmed = "fork_unconfirmed",
+    /// What the step in flight brings for a truncated request counts.
+    TruncateKeepsEpoch = "truncate_keeps_epoch",
     /// A guard that goes keeps its block.
     GuardKeepsBlock = "guard_keeps_block",
     /// Fields of a key have no tag.

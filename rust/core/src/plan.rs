@@ -40,6 +40,8 @@ pub struct Layout {
     pub dirty: Range<usize>,
     /// [sum of counts] int32.
     pub dirty_ids: Range<usize>,
+    /// [C, 4] int32.
+    pub copies: Range<usize>,
     /// Words of the staging buffer.
     pub words: usize,
     /// Entries of the block tables: [G, rows, max_blocks] int32.
@@ -88,6 +90,7 @@ impl Layout {
             token_sources: place(tokens),
             dirty: place(4 * (rows * (groups + windows) + twice)),
             dirty_ids: place((rows * groups + twice) * max_blocks),
+            copies: place(4 * rows * groups),
             words: at.div_ceil(2),
             table_entries: groups * rows * max_blocks,
         }
@@ -117,6 +120,8 @@ pub struct Sizes {
     pub dirty: usize,
     /// Sum of the counts of `dirty`.
     pub dirty_ids: usize,
+    /// C.
+    pub copies: usize,
     /// E.
     pub ended: usize,
     /// P.
@@ -141,6 +146,8 @@ pub struct Draft {
     pub(crate) sample_requests: Vec<i64>,
     pub(crate) dirty: Vec<[i32; 4]>,
     pub(crate) dirty_ids: Vec<i32>,
+    /// Group, source block, target block, rows.
+    pub(crate) copies: Vec<[i32; 4]>,
     pub(crate) preempted: Vec<[i64; 2]>,
     pub(crate) admitted: Vec<[i64; 3]>,
     pub(crate) ended: Vec<[i64; 2]>,
@@ -164,6 +171,7 @@ impl Draft {
             sample_requests: Vec::with_capacity(rows),
             dirty: Vec::with_capacity(rows),
             dirty_ids: Vec::with_capacity(rows),
+            copies: Vec::with_capacity(rows),
             preempted: Vec::with_capacity(rows),
             admitted: Vec::with_capacity(rows),
             ended: Vec::with_capacity(rows),
@@ -184,6 +192,7 @@ impl Draft {
         self.sample_requests.clear();
         self.dirty.clear();
         self.dirty_ids.clear();
+        self.copies.clear();
         self.preempted.clear();
         self.admitted.clear();
         self.ended.clear();
@@ -215,6 +224,7 @@ impl Draft {
         halves[sources..sources + self.token_ids.len()].fill(-1);
         put(halves, &layout.dirty, self.dirty.as_flattened());
         put(halves, &layout.dirty_ids, &self.dirty_ids);
+        put(halves, &layout.copies, self.copies.as_flattened());
         Sizes {
             step,
             seqs: self.seq_slots.len(),
@@ -222,6 +232,7 @@ impl Draft {
             samples: self.sample_rows.len(),
             dirty: self.dirty.len(),
             dirty_ids: self.dirty_ids.len(),
+            copies: self.copies.len(),
             ended: self.ended.len(),
             preempted: self.preempted.len(),
             admitted: self.admitted.len(),

@@ -28,17 +28,21 @@ impl Scheduler {
         self.draft.clear();
         self.flight.clear();
         self.frontier.clear();
+        self.idle_sharers.clear();
         let mut budget = self.config.max_num_batched_tokens as usize;
         let ended_before = self.ended.len();
+        let preemptions_before = self.counters.preemptions;
         if self.groups.has_window() {
             self.leave_out_of_sight();
         }
         self.plan_running(&mut budget);
-        if self.draft.preempted.is_empty() || mutant::is_on(Mutant::AdmitAfterPreempt) {
+        let has_preempted = self.counters.preemptions > preemptions_before;
+        if !has_preempted || mutant::is_on(Mutant::AdmitAfterPreempt) {
             self.plan_waiting(&mut budget, now_us);
         }
-        let freed = !self.draft.preempted.is_empty() || self.ended.len() > ended_before;
+        let freed = has_preempted || self.ended.len() > ended_before;
         self.check_progress(freed)?;
+        self.tell_forks();
         self.steps += 1;
         self.take_off();
         let room = self.layout.ended.len() / 2;
@@ -89,7 +93,9 @@ impl Scheduler {
         }
         request.planned_in = self.steps + 1;
         self.counters.wasted_rows_sum += (self.groups.len() * (request.table.len() * size.tokens() - end)) as u64;
-        let entry = Entry { seat, epoch: request.epoch, start, chunk, samples, pending: 0..0, shared };
+        let copied = std::mem::take(&mut self.copied);
+        let epoch = request.epoch;
+        let entry = Entry { seat, epoch, start, chunk, samples, copied, forked: false, pending: 0..0, shared };
         self.flight.entries.push(entry);
         if self.config.enable_prefix_caching {
             self.name_completed(seat, start, end);
@@ -195,6 +201,10 @@ impl Scheduler {
     /// Counts the empty rows of a running request that this step passes over.
     fn count_idle_rows(&mut self, seat: usize) {
         let request = self.seats[seat].as_ref().expect("a seat in use");
+        if request.asks_to_write {
+            self.idle_sharers.push(seat);
+            return;
+        }
         let empty = request.table.len() * self.block_size.tokens() - request.computed;
         self.counters.wasted_rows_sum += (self.groups.len() * empty) as u64;
     }
@@ -220,6 +230,7 @@ impl Scheduler {
             return;
         }
         self.flight.step = Some(StepId(self.steps));
+        self.count_idle_sharers();
         let held = u64::from(self.pool.num_held());
         self.counters.steps += 1;
         self.counters.scheduled_tokens += self.draft.token_ids.len() as u64;

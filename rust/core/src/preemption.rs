@@ -25,22 +25,27 @@ impl Scheduler {
         let held = if mutant::is_on(Mutant::GrowFromZero) { 0 } else { self.request(seat).table.len() };
         // In each group.
         let missing = self.block_size.blocks_for(rows).saturating_sub(held);
-        let needed = (missing * self.groups.len()) as u32;
-        if needed == 0 {
-            return Growth::Fits;
-        }
+        let missing_in_all = (missing * self.groups.len()) as u32;
         loop {
-            let own = self.request(seat).promised.min(needed);
+            let needed = missing_in_all + self.copies_due(seat);
+            if needed == 0 {
+                return Growth::Fits;
+            }
+            let own = self.request(seat).promised.min(missing_in_all);
             let unpromised = self.pool.num_free().saturating_sub(self.promised);
             let beyond = needed - own;
             if beyond <= unpromised {
-                let first = self.request(seat).table.len();
+                let first = self.copy_tail(seat).unwrap_or(self.request(seat).table.len());
                 self.take_blocks(seat, missing as u32, own);
                 self.note_change(seat, first);
                 return Growth::Fits;
             }
             let short = beyond - unpromised;
-            if !self.suffices_below(seat, short) {
+            if self.unname_tail(seat) {
+                continue;
+            }
+            // Sources of this step's copies are free when it has ended.
+            if short <= self.pool.num_parked() || !self.suffices_below(seat, short) {
                 return Growth::NoVictim;
             }
             if self.reclaim_promises(seat, short) {
@@ -72,7 +77,9 @@ impl Scheduler {
         let at =
             if mutant::is_on(Mutant::PreemptedToTail) { self.waiting.len() } else { self.rank_in(&self.waiting, id) };
         self.waiting.insert(at, seat);
-        self.draft.preempted.push([id.0 as i64, 0]);
+        if !self.forget_untold(id) {
+            self.draft.preempted.push([id.0 as i64, 0]);
+        }
     }
 
     /// Moves `count` blocks a group, `own` of them all promised before, into the tables.
@@ -87,6 +94,9 @@ impl Scheduler {
 
     /// Notes for the plan that the tables of a running request changed from entry `first` on.
     pub(crate) fn note_change(&mut self, seat: usize, first: usize) {
+        if self.is_untold(seat) {
+            return;
+        }
         for group in 0..self.groups.len() {
             let first = first + usize::from(mutant::is_on(Mutant::DirtyMissing));
             self.note_entries(seat, group, first..usize::MAX);
@@ -129,7 +139,7 @@ impl Scheduler {
         for &below in &self.running[rank + 1..] {
             let request = self.request(below);
             let blocks = request.tables().flat_map(|table| table.blocks());
-            let alone = blocks.filter(|&&block| self.pool.holders(block) == 1);
+            let alone = blocks.filter(|&&block| self.pool.holders(block) == 1 && !self.flight.is_orphan(block));
             missing = missing.saturating_sub(request.promised as usize + alone.count());
             if missing == 0 {
                 return true;

@@ -65,6 +65,8 @@ pub struct Request {
     /// The last of `tokens`.
     pub(crate) newest: TokenId,
     pub(crate) place: Place,
+    /// The block of the next row may be shared or published, so that a write asks for a copy first.
+    pub(crate) asks_to_write: bool,
     /// Rows that committed steps have written, or that a hit brought.
     pub(crate) computed: usize,
     /// The table of the first group.
@@ -108,6 +110,7 @@ impl Request {
             limits,
             submitted_us: now_us,
             place: Place::Waiting,
+            asks_to_write: false,
             computed: 0,
             table: BlockTable::new(),
             others: Box::default(),
@@ -124,6 +127,14 @@ impl Request {
             cached: None,
             first_hit: None,
         }
+    }
+
+    /// A second sequence with the same tokens, which counts the outputs so far as its own. It has no row and no block yet.
+    pub(crate) fn child(&self, id: RequestId, limits: Limits, now_us: u64) -> Self {
+        let (tokens, keys, chain) = (self.tokens.clone(), self.keys.clone(), self.chain.clone());
+        let prompt = Prompt { tokens, keys, chain, trail: self.trail.clone(), generation: 0 };
+        let (prompt_len, is_mixed, cached, miss) = (self.prompt_len, self.is_mixed, self.cached, self.miss);
+        Request { prompt_len, is_mixed, cached, miss, ..Request::new(id, prompt, limits, now_us) }
     }
 
     /// The tables of all groups.
@@ -171,6 +182,17 @@ impl Request {
         self.tokens.len() - self.prompt_len
     }
 
+    /// Keeps the first `len` tokens, and the keys of their full blocks, of which there are `blocks`.
+    pub(crate) fn keep_tokens(&mut self, len: usize, blocks: usize) {
+        self.tokens.truncate(len);
+        self.newest = self.tokens[len - 1];
+        self.prompt_len = self.prompt_len.min(len);
+        self.keys.truncate(blocks);
+        if let Some(trail) = &mut self.trail {
+            trail.truncate(blocks);
+        }
+    }
+
     /// Forgets all keys: the weights changed.
     pub(crate) fn forget_keys(&mut self) {
         self.keys.clear();
@@ -210,6 +232,7 @@ impl Request {
     pub(crate) fn forget_rows(&mut self) {
         debug_assert!(self.table.is_empty());
         self.place = Place::Waiting;
+        self.asks_to_write = false;
         self.computed = 0;
         self.published = 0;
         self.promised = 0;

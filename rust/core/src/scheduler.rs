@@ -50,7 +50,7 @@ pub struct Scheduler {
     empty_seats: Vec<usize>,
     /// Seats by request id.
     by_id: HashTable<usize>,
-    next_id: u64,
+    pub(crate) next_id: u64,
     /// Seats of running requests, highest rank first.
     pub(crate) running: Vec<usize>,
     /// Seats of waiting requests, highest rank first.
@@ -68,6 +68,12 @@ pub struct Scheduler {
     pub(crate) hit: Hit,
     /// Blocks that leave the sight of a request. Kept for its memory.
     pub(crate) leaving: Vec<BlockId>,
+    /// Forked since the last plan, which has not told their rows: seat and id.
+    pub(crate) untold: Vec<(usize, RequestId)>,
+    /// Running requests without a token in the plan under way that may share their last block.
+    pub(crate) idle_sharers: Vec<usize>,
+    /// The request that is planned next writes to a block into which the step copies rows.
+    pub(crate) copied: bool,
     /// Ended since the last plan; those that had a row come first.
     pub(crate) ended: VecDeque<[i64; 2]>,
     pub(crate) ended_with_row: usize,
@@ -114,6 +120,9 @@ impl Scheduler {
             frontier: HashTable::new(),
             hit: Hit::new(config.groups.len()),
             leaving: Vec::new(),
+            untold: Vec::new(),
+            idle_sharers: Vec::new(),
+            copied: false,
             ended: VecDeque::new(),
             ended_with_row: 0,
             remembered: VecDeque::with_capacity(REMEMBERED),
@@ -311,6 +320,7 @@ impl Scheduler {
     pub(crate) fn end(&mut self, seat: usize, end: End) {
         let request = self.seats[seat].take().expect("a seat in use");
         self.by_id_remove(request.id, seat);
+        self.forget_untold(request.id);
         self.empty_seats.push(seat);
         if self.remembered.len() == REMEMBERED {
             self.remembered.pop_front();
@@ -365,18 +375,10 @@ impl Scheduler {
                 format!("must be 1..={longest} tokens for max_model_len {}", longest + 1),
             );
         }
-        for (field, ids) in [("token_ids", prompt), ("stop_token_ids", &limits.stop_tokens)] {
-            if let Some(&id) = ids.iter().find(|&&id| id >= vocab) {
-                return invalid(field, id as usize, format!("must be 0..={} for this vocabulary", vocab - 1));
-            }
+        if let Some(&id) = prompt.iter().find(|&&id| id >= vocab) {
+            return invalid("token_ids", id as usize, format!("must be 0..={} for this vocabulary", vocab - 1));
         }
-        if limits.max_tokens == 0 {
-            return invalid("max_tokens", 0, "must be at least 1".to_owned());
-        }
-        if limits.min_tokens > limits.max_tokens {
-            let bound = format!("must be at most max_tokens, {}", limits.max_tokens);
-            return invalid("min_tokens", limits.min_tokens as usize, bound);
-        }
+        self.check_limits(limits)?;
         self.check_fits(prompt.len(), limits)?;
         if self.waiting.len() >= self.config.max_waiting as usize {
             return Err(Error::QueueFull { limit: u64::from(self.config.max_waiting) });
@@ -384,8 +386,25 @@ impl Scheduler {
         Ok(())
     }
 
+    pub(crate) fn check_limits(&self, limits: &Limits) -> Result<()> {
+        let invalid =
+            |field, value: u32, bound: String| Err(Error::InvalidInput { field, value: i128::from(value), bound });
+        let vocab = self.config.vocab_size;
+        if let Some(&id) = limits.stop_tokens.iter().find(|&&id| id >= vocab) {
+            return invalid("stop_token_ids", id, format!("must be 0..={} for this vocabulary", vocab - 1));
+        }
+        if limits.max_tokens == 0 {
+            return invalid("max_tokens", 0, "must be at least 1".to_owned());
+        }
+        if limits.min_tokens > limits.max_tokens {
+            let bound = format!("must be at most max_tokens, {}", limits.max_tokens);
+            return invalid("min_tokens", limits.min_tokens, bound);
+        }
+        Ok(())
+    }
+
     /// Refuses what cannot fit even alone: the rows of the prompt and of the outputs that must be made. The newest output has no row.
-    fn check_fits(&self, prompt_len: usize, limits: &Limits) -> Result<()> {
+    pub(crate) fn check_fits(&self, prompt_len: usize, limits: &Limits) -> Result<()> {
         let must_make = limits.min_tokens.max(1) as usize;
         let rows = (prompt_len + must_make - 1).min(self.config.max_model_len as usize - 1);
         let needed = self.groups.need(0, 0, rows) as u64;
@@ -396,7 +415,7 @@ impl Scheduler {
         Ok(())
     }
 
-    fn sit(&mut self, request: Request) -> usize {
+    pub(crate) fn sit(&mut self, request: Request) -> usize {
         let id = request.id;
         let seat = self.empty_seats.pop().unwrap_or_else(|| {
             self.seats.push(None);

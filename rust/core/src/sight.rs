@@ -65,11 +65,15 @@ impl Scheduler {
 
     /// The longest length up to `blocks` at which the tables of a request name all that its next query sees: that, or none.
     pub(crate) fn length_in_sight(&self, seat: usize, blocks: usize) -> usize {
-        let position = blocks * self.block_size.tokens();
+        if self.is_in_sight(seat, blocks * self.block_size.tokens()) { blocks } else { 0 }
+    }
+
+    /// Whether the tables of a request name all that the query at `position` sees.
+    pub(crate) fn is_in_sight(&self, seat: usize, position: usize) -> bool {
+        let blocks = self.block_size.blocks_for(position);
         let sees_all = |(group, table): (usize, &BlockTable)| {
             self.groups.specs()[group].first_block(position, self.block_size) >= table.num_null().min(blocks)
         };
-        let can_stay = self.request(seat).tables().enumerate().all(sees_all) || mutant::is_on(Mutant::PutBackBlind);
-        if can_stay { blocks } else { 0 }
+        self.request(seat).tables().enumerate().all(sees_all) || mutant::is_on(Mutant::PutBackBlind)
     }
 }

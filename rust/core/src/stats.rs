@@ -7,6 +7,8 @@ pub struct Counters {
     pub steps: u64,
     /// Requests accepted by submit.
     pub submitted: u64,
+    /// Requests forked from running ones.
+    pub forks: u64,
     /// Requests refused by submit.
     pub refused: u64,
     /// Requests ended as finished.
@@ -40,10 +42,11 @@ pub struct Counters {
 impl Counters {
     /// Every counter with its name.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 16] {
+    pub fn named(&self) -> [(&'static str, u64); 17] {
         [
             ("steps", self.steps),
             ("submitted", self.submitted),
+            ("forks", self.forks),
             ("refused", self.refused),
             ("finished", self.finished),
             ("aborted", self.aborted),

@@ -38,6 +38,11 @@ impl Trail {
         hasher.extend(&self.content, &mut self.keys, tokens);
     }
 
+    /// Only the first `blocks` blocks are left.
+    pub fn truncate(&mut self, blocks: usize) {
+        self.keys.truncate(blocks);
+    }
+
     /// The weights changed.
     pub fn restart(&mut self) {
         self.keys.clear();

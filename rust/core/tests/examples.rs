@@ -106,6 +106,67 @@ fn eight_equal_cold_prompts_compute_their_tokens_once() -> Checked {
     Ok(())
 }
 
+/// Sixteen go on from one prompt of 1,000 tokens in blocks of 16. After every number of output rows they share its 62 full blocks, and
+/// each has blocks of its own for the other 8 rows and its outputs: the partial block is copied when it is written, and once not.
+#[test]
+fn sixteen_children_share_the_full_blocks_of_their_prompt() -> Checked {
+    let mut driver = Driver::new(Config { max_num_seqs: 17, max_model_len: 1100, ..config(256, 16) });
+    let parent = driver.submit(prompt(1, 1000), up_to(64))?.expect("it fits");
+    while driver.clients[&parent].outputs().is_empty() {
+        driver.run_step()?;
+    }
+    let children: Vec<u64> =
+        (0..16).map(|_| Ok(driver.fork(parent, up_to(64))?.expect("a free row"))).collect::<Checked<_>>()?;
+    driver.abort(parent)?;
+    assert_eq!(driver.scheduler.pool().num_held(), 63, "a fork copies nothing");
+    for rows in 1..=60_usize {
+        driver.run_step()?;
+        assert!(children.iter().all(|child| driver.clients[child].outputs().len() == rows + 1));
+        let held = driver.scheduler.pool().num_held() as usize;
+        assert_eq!(held, 1000 / 16 + 16 * (1000 % 16 + rows).div_ceil(16), "after {rows} rows each");
+    }
+    assert_eq!(driver.plans.iter().map(|plan| plan.copies.len()).sum::<usize>(), 15, "the last owner writes in place");
+    driver.drain()
+}
+
+/// Forks of forks with a window of four blocks: each answers as it would alone, and leaves nothing, in whatever order they go.
+#[test]
+fn forks_across_a_window_go_in_any_order() -> Checked {
+    for order in [[2, 0, 1], [0, 1, 2], [1, 2, 0]] {
+        let groups = vec![GroupSpec::sliding(16), GroupSpec::FULL];
+        let mut driver = Driver::new(Config { groups, ..config(100, 4) });
+        let root = driver.submit(prompt(1, 12), up_to(50))?.expect("it fits");
+        driver.run_step()?;
+        let first = driver.fork(root, up_to(50))?.expect("a free row");
+        driver.run_step()?;
+        driver.plan()?;
+        let second = driver.fork(first, up_to(50))?.expect("a free row");
+        let family = [root, first, second];
+        for _ in 0..32 {
+            driver.run_step()?;
+        }
+        for which in order {
+            driver.abort(family[which])?;
+            driver.run_step()?;
+        }
+        driver.drain()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_fork_that_cannot_run_at_once_is_refused_as_a_whole() -> Checked {
+    let mut driver = Driver::new(Config { max_num_seqs: 2, ..config(16, 4) });
+    let parent = driver.submit(prompt(1, 6), up_to(5))?.expect("it fits");
+    assert_eq!(driver.fork(parent, up_to(5))?, None, "it waits");
+    driver.run_step()?;
+    assert_eq!(driver.fork(parent, up_to(1))?, None, "it has an output already");
+    let child = driver.fork(parent, up_to(5))?.expect("a free row");
+    assert_eq!(driver.fork(child, up_to(5))?, None, "no free row");
+    assert_eq!(driver.fork(99, up_to(5))?, None, "unknown");
+    driver.drain()
+}
+
 /// The victims are the cheapest of those below, who lost its place stands before who came later, and nobody's answer changes.
 #[test]
 fn preemption_keeps_the_order_of_arrival() -> Checked {

@@ -161,6 +161,12 @@ rows! {
     waiting_keeps_old_keys: WaitingKeepsOldKeys, ["weights"], key_checks::other_weights_find_nothing_of_the_old_ones;
     mixed_rows_published: MixedRowsPublished, ["weights"], key_checks::other_weights_find_nothing_of_the_old_ones;
     outputs_without_chain: OutputsWithoutChain, ["content"], key_checks::answers_belong_to_who_asked;
+    write_forked: WriteForked, ["A5"], a_request_is_forked;
+    copy_row_short: CopyRowShort, ["sight"], a_request_is_forked;
+    copy_without_lease: CopyWithoutLease, ["A2"], a_request_goes_back_into_a_published_block;
+    failed_copy_counts: FailedCopyCounts, ["start"], a_step_that_copies_fails;
+    fork_unconfirmed: ForkUnconfirmed, ["A7", "start"], a_sharer_is_forked_in_flight;
+    truncate_keeps_epoch: TruncateKeepsEpoch, ["epoch", "A5", "A7"], a_request_goes_back_in_flight;
 }
 
 /// Faults that nothing here can see, and what sees them.
@@ -220,6 +226,8 @@ fn random_schedules_alone_find_most_faults() {
         "copy_keeps_holder",
         "hit_stays_parked",
         "guard_keeps_block",
+        "failed_copy_counts",
+        "fork_unconfirmed",
     ];
     // What no schedule has, and what needs more of them: who may share is one in four here, and differs in one way of twelve.
     let keys = [
@@ -327,6 +335,60 @@ fn a_guard_goes() -> Checked {
     let held = pool.take().expect("a free block");
     drop(held.share().expect("held"));
     broken::audited(pool.lock().audit([held.table()]))
+}
+
+/// Three go on from 11 rows in blocks of 4, and one of them is forked again.
+fn a_request_is_forked() -> Checked {
+    let mut driver = Driver::new(config(20, 4));
+    let parent = driver.submit(prompt(1, 10), up_to(7))?.expect("it fits");
+    driver.run_step()?;
+    driver.run_step()?;
+    let child = driver.fork(parent, up_to(9))?.expect("a row is free");
+    driver.fork(parent, up_to(8))?;
+    driver.run_step()?;
+    driver.plan()?;
+    driver.fork(child, up_to(6))?;
+    driver.drain()
+}
+
+/// The third of the copies is not made.
+fn a_step_that_copies_fails() -> Checked {
+    let mut driver = Driver::new(config(20, 4));
+    let parent = driver.submit(prompt(1, 10), up_to(7))?.expect("it fits");
+    driver.run_step()?;
+    driver.fork(parent, up_to(7))?;
+    driver.fork(parent, up_to(7))?;
+    driver.plan()?;
+    driver.fail()?;
+    driver.drain()
+}
+
+fn a_request_goes_back_into_a_published_block() -> Checked {
+    let mut driver = Driver::new(config(20, 4));
+    let id = driver.submit(prompt(1, 13), up_to(7))?.expect("it fits");
+    driver.run_step()?;
+    driver.truncate(id, 7)?;
+    driver.drain()
+}
+
+fn a_request_goes_back_in_flight() -> Checked {
+    let mut driver = Driver::new(config(20, 4));
+    let id = driver.submit(prompt(1, 13), up_to(7))?.expect("it fits");
+    driver.run_step()?;
+    driver.plan()?;
+    driver.truncate(id, 9)?;
+    driver.drain()
+}
+
+/// The child goes on from what was confirmed, and the step fails.
+fn a_sharer_is_forked_in_flight() -> Checked {
+    let mut driver = Driver::new(config(20, 4));
+    driver.submit(prompt(1, 13), up_to(3))?;
+    let sharer = driver.submit(prompt(1, 13), up_to(3))?.expect("it fits");
+    driver.plan()?;
+    driver.fork(sharer, up_to(5))?;
+    driver.fail()?;
+    driver.drain()
 }
 
 fn one_block_is_taken() -> Checked {

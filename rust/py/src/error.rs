@@ -14,6 +14,8 @@ pub fn to_python(py: Python<'_>, refusal: Error) -> PyErr {
         Error::InvalidInput { field, value, bound } => invalid(py, field, value, &bound),
         Error::NeverFits { needed, usable } => make(py, "NeverFitsError", (needed, usable)),
         Error::QueueFull { limit } => make(py, "QueueFullError", (limit,)),
+        Error::NotRunning { request } => make(py, "NotRunningError", (request.0,)),
+        Error::NoFreeRow { rows } => make(py, "NoFreeRowError", (rows,)),
         Error::UnknownRequest { request } => make(py, "UnknownRequestError", (request.0,)),
         Error::OverPinBudget { needed, pinned, budget } => make(py, "PinBudgetError", (needed, pinned, budget)),
         Error::StepInFlight { step } => make(py, "StepInFlightError", (step.0,)),

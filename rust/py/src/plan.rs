@@ -67,7 +67,7 @@ impl ArraySet {
             )?,
             dirty: part(&narrow, &layout.dirty, &[-1, 4])?,
             dirty_ids: part(&narrow, &layout.dirty_ids, &[-1])?,
-            copies: part(&narrow, &(0..0), &[-1, 4])?,
+            copies: part(&narrow, &layout.copies, &[-1, 4])?,
             sample_rows: part(&narrow, &layout.sample_rows, &[-1])?,
             sample_requests: part(&wide, &layout.sample_requests, &[-1])?,
             ended: part(&wide, &layout.ended, &[-1, 2])?,
@@ -146,8 +146,8 @@ impl Plan {
         first(py, &self.set.views.dirty_ids, self.sizes.dirty_ids)
     }
     #[getter]
-    fn copies(&self, py: Python<'_>) -> Py<PyAny> {
-        self.set.views.copies.clone_ref(py)
+    fn copies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        first(py, &self.set.views.copies, self.sizes.copies)
     }
     #[getter]
     fn sample_rows<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

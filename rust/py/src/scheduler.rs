@@ -133,11 +133,7 @@ impl Scheduler {
     ) -> PyResult<u64> {
         let now_us = now_us.map_or(Ok(0), |given| number("now_us", given))?;
         let tokens = self::token_ids("token_ids", token_ids)?;
-        let limits = Limits {
-            max_tokens: count("max_tokens", max_tokens)?,
-            min_tokens: min_tokens.map_or(Ok(0), |given| count("min_tokens", given))?,
-            stop_tokens: stop_token_ids.map_or(Ok(Vec::new()), |ids| self::token_ids("stop_token_ids", ids))?,
-        };
+        let limits = limits(max_tokens, min_tokens, stop_token_ids)?;
         let prompt = self.hashed(py, tokens, Said { domain, public_tokens, adapter, cache_salt, media })?;
         self.door.held(py, |state| state.core.submit(prompt, limits, now_us)).map(|id| id.0)
     }
@@ -187,6 +183,29 @@ impl Scheduler {
     fn finish(&self, py: Python<'_>, request_id: &Bound<'_, PyAny>) -> PyResult<bool> {
         let request_id = number("request_id", request_id)?;
         self.door.held(py, |state| Ok(state.core.finish(RequestId(request_id))))
+    }
+
+    #[pyo3(
+        signature = (request_id, *, max_tokens, min_tokens=None, stop_token_ids=None, now_us=None),
+        text_signature = "($self, request_id, *, max_tokens, min_tokens=0, stop_token_ids=(), now_us=0)"
+    )]
+    fn fork(
+        &self,
+        py: Python<'_>,
+        request_id: &Bound<'_, PyAny>,
+        max_tokens: &Bound<'_, PyAny>,
+        min_tokens: Option<&Bound<'_, PyAny>>,
+        stop_token_ids: Option<&Bound<'_, PyAny>>,
+        now_us: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let (request_id, limits) = (number("request_id", request_id)?, limits(max_tokens, min_tokens, stop_token_ids)?);
+        let now_us = now_us.map_or(Ok(0), |given| number("now_us", given))?;
+        self.door.held(py, |state| state.core.fork(RequestId(request_id), limits, now_us)).map(|id| id.0)
+    }
+
+    fn truncate(&self, py: Python<'_>, request_id: &Bound<'_, PyAny>, num_tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (request_id, num_tokens) = (number("request_id", request_id)?, count("num_tokens", num_tokens)?);
+        self.door.held(py, |state| state.core.truncate(RequestId(request_id), num_tokens as usize))
     }
 
     fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<u32> {
@@ -361,6 +380,19 @@ impl Scheduler {
         })?;
         Ok(given)
     }
+}
+
+/// What a request may ask for, beside its prompt.
+fn limits(
+    max_tokens: &Bound<'_, PyAny>,
+    min_tokens: Option<&Bound<'_, PyAny>>,
+    stop_token_ids: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Limits> {
+    Ok(Limits {
+        max_tokens: count("max_tokens", max_tokens)?,
+        min_tokens: min_tokens.map_or(Ok(0), |given| count("min_tokens", given))?,
+        stop_tokens: stop_token_ids.map_or(Ok(Vec::new()), |ids| self::token_ids("stop_token_ids", ids))?,
+    })
 }
 
 /// Writes the next plan to the arenas of `set`. Called inside the door.

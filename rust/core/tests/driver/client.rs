@@ -20,6 +20,12 @@ pub struct Client {
     pub submitted_us: u64,
     /// Its row of the block tables while it runs.
     pub row: Option<i32>,
+    /// It was forked, and no plan has told its row yet.
+    pub is_untold: bool,
+    /// It was forked or truncated since it got a token: its next row may need a block to copy to.
+    pub may_copy: bool,
+    /// Sets its choices apart from those of requests with the same tokens.
+    pub salt: u64,
     /// Rows that are confirmed while it runs.
     pub computed: usize,
     /// Rows for which its table has blocks while it runs.
@@ -39,11 +45,11 @@ impl Client {
     }
 
     pub fn is_running(&self) -> bool {
-        self.is_live() && self.row.is_some()
+        self.is_live() && (self.row.is_some() || self.is_untold)
     }
 
     pub fn is_waiting(&self) -> bool {
-        self.is_live() && self.row.is_none()
+        self.is_live() && self.row.is_none() && !self.is_untold
     }
 
     pub fn outputs(&self) -> &[u32] {

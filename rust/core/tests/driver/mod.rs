@@ -8,6 +8,7 @@
 
 mod client;
 mod followers;
+mod fork;
 mod oracle;
 mod pinning;
 mod plan;
@@ -58,6 +59,12 @@ pub struct Seen {
     /// Puttings back that lost all, since a window needs more than is named.
     pub put_back_to_nothing: usize,
     pub pinned: usize,
+    pub forked: usize,
+    pub truncated: usize,
+    /// Copies that plans asked for.
+    pub copies: usize,
+    /// Requests that lost rows because the step that was to copy them failed.
+    pub lost_copies: usize,
 }
 
 /// A scheduler, the memory of its plans, the oracle model, and the books of its caller.
@@ -68,6 +75,8 @@ pub struct Driver {
     pub step: Option<Step>,
     /// Every plan so far.
     pub plans: Vec<Plan>,
+    /// Clients as they were before they were truncated: what they computed may live on.
+    past: Vec<Client>,
     kv: KvMemory,
     /// What the last forward pass could not see.
     blind: Option<Broken>,
@@ -97,6 +106,7 @@ impl Driver {
             clients: BTreeMap::new(),
             step: None,
             plans: Vec::new(),
+            past: Vec::new(),
             kv,
             blind: None,
             memories: [memory(), memory()],
@@ -222,7 +232,16 @@ impl Driver {
     fn new_client(&self, id: u64, prompt: Vec<u32>, limits: Limits, identity: Identity, chain: Chain) -> Client {
         let config = self.config();
         let mark = |position| mark(&identity, position, config.block_size as usize);
-        let answer = ColdAnswer::of(&prompt, &limits, config.vocab_size, config.max_model_len, &config.groups, mark);
+        let answer = ColdAnswer::of(
+            &prompt,
+            prompt.len(),
+            0,
+            &limits,
+            config.vocab_size,
+            config.max_model_len,
+            &config.groups,
+            mark,
+        );
         Client {
             id,
             prompt_len: prompt.len(),
@@ -233,6 +252,9 @@ impl Driver {
             answer,
             submitted_us: self.now_us,
             row: None,
+            is_untold: false,
+            may_copy: false,
+            salt: 0,
             computed: 0,
             granted: 0,
             cached: None,
@@ -292,9 +314,9 @@ impl Driver {
         for client in self.clients.values_mut() {
             hasher.extend(&client.chain, &mut client.keys, &client.tokens);
         }
-        let (clients, size) = (&self.clients, self.scheduler.config().block_size as usize);
+        let (clients, past, size) = (&self.clients, &self.past, self.scheduler.config().block_size as usize);
         let names = |key: &Key, parent: Option<Key>, tokens: &[u32], _group: u8| {
-            clients.values().any(|client| {
+            clients.values().chain(past).any(|client| {
                 let at = client.keys.iter().position(|named| named == key);
                 at.is_some_and(|at| {
                     let before = at.checked_sub(1).map(|before| client.keys[before]);

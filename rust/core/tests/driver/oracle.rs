@@ -46,16 +46,20 @@ pub struct ColdAnswer {
 
 impl ColdAnswer {
     /// Folds the prompt and outputs one by one until a rule ends them: a stop token from `min_tokens` outputs on, `max_tokens`, or
-    /// `max_model_len` tokens in all. `mark` is what a row holds beside its token, by position.
+    /// `max_model_len` tokens in all. `mark` is what a row holds beside its token, by position. The tokens behind `prompt_len` count as
+    /// outputs already; `salt` sets a forked request's choices apart.
+    #[expect(clippy::too_many_arguments, reason = "all that an answer depends on")]
     pub fn of(
-        prompt: &[u32],
+        tokens: &[u32],
+        prompt_len: usize,
+        salt: u64,
         limits: &Limits,
         vocab_size: u32,
         max_model_len: u32,
         groups: &[GroupSpec],
         mark: impl Fn(usize) -> u32,
     ) -> Self {
-        let mut tokens = prompt.to_vec();
+        let mut tokens = tokens.to_vec();
         let mut hashes = vec![NO_ROWS; groups.len()];
         let mut folded = 0;
         loop {
@@ -72,9 +76,9 @@ impl ColdAnswer {
             }
             folded = tokens.len();
             let hash = mix(hashes.iter().copied());
-            let token = token_of(hash, vocab_size);
+            let token = token_of(hash ^ salt, vocab_size);
             tokens.push(token);
-            let outputs = (tokens.len() - prompt.len()) as u32;
+            let outputs = (tokens.len() - prompt_len) as u32;
             let end = if outputs >= limits.min_tokens && limits.stop_tokens.contains(&token) {
                 End::Stop
             } else if outputs >= limits.max_tokens || tokens.len() as u32 >= max_model_len {
@@ -82,7 +86,7 @@ impl ColdAnswer {
             } else {
                 continue;
             };
-            return ColdAnswer { outputs: tokens.split_off(prompt.len()), end };
+            return ColdAnswer { outputs: tokens.split_off(prompt_len), end };
         }
     }
 }
@@ -105,6 +109,13 @@ impl KvMemory {
 
     pub fn write(&mut self, slot: i64, row: KvRow) {
         self.rows[slot as usize] = row;
+    }
+
+    /// Group, source block, target block, rows.
+    pub fn copy(&mut self, [_, source, target, rows]: [i32; 4]) {
+        let start = |block: i32| block as usize * self.block_size;
+        let (from, to) = (start(source), start(target));
+        self.rows.copy_within(from..from + rows as usize, to);
     }
 
     /// Nobody may read this block any more.

@@ -24,7 +24,8 @@ impl Driver {
 
     /// The same for a tenant, an adapter, salts and media.
     pub fn pin_as(&mut self, identity: Identity, prompt: &[u32]) -> Checked<bool> {
-        let prompt = self.scheduler.prompt(prompt.to_vec(), identity).expect("a valid identity");
+        // The prompt of a request that was truncated may end before its ranges do.
+        let Ok(prompt) = self.scheduler.prompt(prompt.to_vec(), identity) else { return Ok(false) };
         let before = (self.snapshot(), self.scheduler.num_pinned());
         let budget = self.config().pin_budget;
         match self.scheduler.pin(&prompt) {

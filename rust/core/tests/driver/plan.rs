@@ -20,6 +20,8 @@ pub struct Plan {
     pub sample_requests: Vec<i64>,
     /// Group * rows + row, first column, ids.
     pub dirty: Vec<(i32, i32, Vec<i32>)>,
+    /// Group, source block, target block, rows.
+    pub copies: Vec<[i32; 4]>,
     /// Request id, end code.
     pub ended: Vec<(u64, i64)>,
     /// Request ids.
@@ -57,6 +59,10 @@ impl Plan {
             dirty: dirty
                 .chunks(4)
                 .map(|d| (d[0] * rows + d[1], d[2], ids.by_ref().take(d[3] as usize).collect()))
+                .collect(),
+            copies: halves(&layout.copies, 4 * sizes.copies)
+                .chunks(4)
+                .map(|copy| std::array::from_fn(|i| copy[i]))
                 .collect(),
             ended: pairs.chunks(2).map(|pair| (pair[0] as u64, pair[1])).collect(),
             preempted: preempted.chunks(2).map(|pair| pair[0] as u64).collect(),

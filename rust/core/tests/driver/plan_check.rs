@@ -11,7 +11,7 @@ use crate::broken::{Checked, broken, ensure};
 /// What the caller sees before a plan.
 pub struct Before {
     /// Requests that run.
-    running: BTreeSet<u64>,
+    pub(super) running: BTreeSet<u64>,
     /// For each that waits, the published blocks that serve its chain: group by group, as many as a hit may cover.
     published: BTreeMap<u64, Vec<Vec<Option<BlockId>>>>,
 }
@@ -120,13 +120,15 @@ impl Driver {
         Ok(())
     }
 
-    /// A victim ranks below a running request that grew, or that ended because it does not fit alone.
+    /// A victim ranks below a running request that grew, that no longer shares its last block with the victim, or that ended because it does not fit alone.
     fn check_preemptions(&self, plan: &Plan, before: &Before) -> Checked {
         for &victim in &plan.preempted {
             let is_taker = |&id: &u64| {
                 let rows = self.config().rows() as i32;
                 let grew = |row| plan.dirty.iter().any(|change| change.0 % rows == row);
-                id < victim && !plan.preempted.contains(&id) && self.clients[&id].row.is_none_or(grew)
+                id < victim
+                    && !plan.preempted.contains(&id)
+                    && (self.clients[&id].may_copy || self.clients[&id].row.is_none_or(grew))
             };
             ensure(before.running.iter().any(is_taker), "rank", || {
                 format!("request {victim} is preempted, and nobody above it grew")
@@ -250,7 +252,7 @@ impl Driver {
         for client in before.running.iter().map(|id| &self.clients[id]).filter(|client| client.is_running()) {
             let (id, rest) = (client.id, client.tokens.len() - client.computed);
             let Some(seq) = plan.seq_slots.iter().position(|&row| client.row == Some(row)) else {
-                let needs_block = client.computed >= client.granted.next_multiple_of(size);
+                let needs_block = client.may_copy || client.computed >= client.granted.next_multiple_of(size);
                 ensure(rest > 1 || needs_block, "decode", || format!("request {id} decodes and gets no token"))?;
                 skipped += 1;
                 continue;

@@ -10,6 +10,7 @@ use blocktable_core::error::Error;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::StepId;
 use blocktable_core::plan::PlanMemory;
+use blocktable_core::prefix_index::KeyState;
 use blocktable_core::request::End;
 
 use super::oracle::{first_seen, mix, token_of};
@@ -43,6 +44,8 @@ pub struct Entry {
     pub kept: usize,
     /// It would keep more, but for a window.
     pub lost_sight: bool,
+    /// The block of its first row gets rows copied in this step; if that fails it goes back to so many table entries.
+    pub copied: Option<usize>,
     /// What the step brings for it does not count any more.
     pub is_stale: bool,
 }
@@ -64,12 +67,16 @@ impl Driver {
         let plan = Plan::read(&sizes, self.scheduler.layout(), &self.memories[which].0);
         self.plans.push(plan.clone());
         self.apply_changes(&plan);
+        self.seen.copies += plan.copies.len();
         self.keep_books(&plan)?;
-        self.check_plan(&plan, &before)?;
+        let mut without_forks = plan.clone();
+        without_forks.admitted.retain(|(id, _)| !before.running.contains(id));
+        self.check_plan(&without_forks, &before)?;
         let entries = self.entries_of(&plan);
         for entry in &entries {
             let client = self.clients.get_mut(&entry.id).expect("a known request");
             client.computed = entry.start;
+            client.may_copy = false;
             client.granted = client.granted.max(entry.start + entry.chunk);
         }
         self.check_memory(&entries)?;
@@ -84,6 +91,9 @@ impl Driver {
     pub fn forward(&mut self) {
         let Some(step) = &self.step else { return };
         let (plan, size) = (&step.plan, self.block_size());
+        for &copy in &plan.copies {
+            self.kv.copy(copy);
+        }
         for (group, slots) in plan.group_slots.iter().enumerate() {
             for (i, &slot) in slots.iter().enumerate() {
                 let seq = plan.query_starts.partition_point(|&start| start as usize <= i) - 1;
@@ -101,9 +111,11 @@ impl Driver {
             let hash = |(&group, line): (&GroupSpec, usize)| {
                 self.kv.hash_through(&tables[line..], first_seen(group, position), position)
             };
-            token_of(mix(groups.map(hash)), self.config().vocab_size)
+            mix(groups.map(hash))
         };
-        let tokens = Some(plan.sample_rows.iter().map(sample).collect());
+        let salt = |id: &i64| self.clients[&(*id as u64)].salt;
+        let salted = plan.sample_rows.iter().map(sample).zip(plan.sample_requests.iter().map(salt));
+        let tokens = Some(salted.map(|(hash, salt)| token_of(hash ^ salt, self.config().vocab_size)).collect());
         self.step.as_mut().expect("a plan in flight").tokens = tokens;
     }
 
@@ -112,6 +124,10 @@ impl Driver {
         let size = self.block_size();
         let tables = &self.memories[(step.plan.step as usize + 1) % 2].1;
         for (seq, entry) in step.entries.iter().enumerate() {
+            if self.clients[&entry.id].tokens.len() < entry.start + entry.chunk {
+                // Truncated since: what its queries see counts for nothing.
+                continue;
+            }
             let lines = self.lines(step.plan.seq_slots[seq]);
             for (number, (&group, line)) in self.config().groups.iter().zip(lines).enumerate() {
                 for position in first_seen(group, entry.start)..entry.start + entry.chunk {
@@ -172,10 +188,14 @@ impl Driver {
                 self.kv.write(slot, (i % 2 == 0).then_some(torn));
             }
         }
+        for &copy in step.plan.copies.iter().step_by(2) {
+            self.kv.copy(copy);
+        }
         let result = self.scheduler.fail(StepId(step.plan.step));
         self.expected.failed_steps += 1;
-        for entry in &step.entries {
-            self.lose_sharers(&entry.written);
+        for at in 0..step.entries.len() {
+            self.lose_copied(at);
+            self.lose_sharers(&step.entries[at].written);
         }
         self.step = None;
         self.audit()?;
@@ -327,6 +347,7 @@ impl Driver {
                 shared: BTreeSet::new(),
                 kept: 0,
                 lost_sight: false,
+                copied: None,
                 is_stale: false,
             });
         }
@@ -341,6 +362,11 @@ impl Driver {
             let in_sight = behind.iter().zip(self.first_entries(kept * size)).all(names_all);
             entry.kept = if in_sight { kept } else { 0 };
             entry.lost_sight = kept > 0 && !in_sight;
+            if plan.copies.iter().any(|copy| entry.written.contains(&copy[2])) {
+                let is_kept = |(table, entry): (&&[i32], usize)| table[entry.min(full)..].iter().all(|&id| id > 0);
+                let in_sight = behind.iter().zip(self.first_entries(full * size)).all(is_kept);
+                entry.copied = Some(if in_sight { full } else { 0 });
+            }
             entry.shared = behind.iter().flat_map(|table| *table).filter(|id| all.contains(id)).copied().collect();
         }
         entries
@@ -390,6 +416,14 @@ impl Driver {
                 filled.extend((0..rows).map(|row| (block(row), row % size)).filter(|&(block, _)| block > 0));
             }
         }
+        // What is published is full, even where its owner was truncated.
+        for id in 1..self.config().num_blocks {
+            let block = self.scheduler.pool().block(id).expect("a block of the pool");
+            let index = self.scheduler.pool().index();
+            if self.scheduler.pool().holders(block) > 0 && index.state(block) == KeyState::Published {
+                filled.extend((0..size).map(|row| (id as i32, row)));
+            }
+        }
         self.expected.steps += 1;
         self.expected.scheduled_tokens += entries.iter().map(|entry| entry.chunk as u64).sum::<u64>();
         self.expected.taken_rows_sum += held * size as u64;
@@ -411,14 +445,25 @@ impl Driver {
             self.expected.preemptions += 1;
             self.expected.recomputed_tokens += client.computed as u64;
         }
+        let told = |id: &u64| plan.admitted.iter().any(|(admitted, _)| admitted == id);
+        for client in self.clients.values_mut().filter(|client| client.is_live() && client.is_untold) {
+            // Who was preempted before it was told ran for nobody to see.
+            if !told(&client.id) {
+                client.is_untold = false;
+                client.preemptions += 1;
+                self.expected.preemptions += 1;
+                self.expected.recomputed_tokens += client.computed as u64;
+            }
+        }
         for &(id, row) in &plan.admitted {
             let taken = self.clients.values().any(|client| client.row == Some(row));
             ensure(!taken, "books", || format!("row {row} is given to request {id}, and is not free"))?;
-            let Some(client) = self.clients.get_mut(&id).filter(|client| client.is_waiting()) else {
+            let Some(client) = self.clients.get_mut(&id).filter(|client| client.is_waiting() || client.is_untold)
+            else {
                 return broken("books", format!("request {id} is admitted, and does not wait"));
             };
             client.row = Some(row);
-            client.granted = 0;
+            client.granted = if std::mem::take(&mut client.is_untold) { client.computed } else { 0 };
         }
         Ok(())
     }

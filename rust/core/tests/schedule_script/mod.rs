@@ -54,6 +54,10 @@ pub enum Event {
     /// One of those that the step in flight runs; plans first if none is.
     AbortPlanned(usize),
     Finish(usize),
+    /// One of those that run, with so many outputs more.
+    Fork(usize, u32),
+    /// To so many 256ths of its tokens.
+    Truncate(usize, u8),
     ResetPrefixCache,
     /// The prompt of one of the requests, as far as it is cached.
     Pin(usize),
@@ -124,6 +128,8 @@ fn events() -> impl Strategy<Value = Event> {
         1 => (0..64_usize).prop_map(Event::Abort),
         2 => (0..3_usize).prop_map(Event::AbortPlanned),
         1 => (0..64_usize).prop_map(Event::Finish),
+        3 => (0..64_usize, 0..8_u32).prop_map(|(number, more)| Event::Fork(number, more)),
+        1 => (0..64_usize, any::<u8>()).prop_map(|(number, share)| Event::Truncate(number, share)),
         1 => Just(Event::ResetPrefixCache),
         1 => (0..64_usize).prop_map(Event::Pin),
         1 => (0..64_usize).prop_map(Event::Unpin),
@@ -192,6 +198,24 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
             planned.map_or(Ok(()), |id| driver.abort(id))
         }
         Event::Finish(number) => driver.finish(pick(number)),
+        Event::Fork(number, more) => {
+            let running: Vec<u64> =
+                driver.live().filter(|client| client.is_running()).map(|client| client.id).collect();
+            let parent = if number % 7 == 6 {
+                pick(number)
+            } else {
+                running.get(number % running.len().max(1)).copied().unwrap_or(0)
+            };
+            let outputs = driver.clients.get(&parent).map_or(0, |client| client.outputs().len() as u32);
+            let limits = Limits { max_tokens: outputs + more, ..Limits::default() };
+            ever.extend(driver.fork(parent, limits)?);
+            Ok(())
+        }
+        Event::Truncate(number, share) => {
+            let id = pick(number);
+            let len = driver.clients.get(&id).map_or(0, |client| client.tokens.len());
+            driver.truncate(id, len * (usize::from(share) + 1) / 256)
+        }
         Event::ResetPrefixCache => driver.reset_prefix_cache(),
         Event::Pin(number) => {
             let client =
@@ -231,7 +255,7 @@ impl Ask {
         let mut limits = Limits { max_tokens: self.max_tokens, min_tokens: self.min_tokens, stop_tokens: Vec::new() };
         let identity = self.identity(prompt.len());
         let mark = |position| mark(&identity, position, config.block_size as usize);
-        let answer = ColdAnswer::of(&prompt, &limits, VOCAB, max_model_len, &config.groups, mark);
+        let answer = ColdAnswer::of(&prompt, prompt.len(), 0, &limits, VOCAB, max_model_len, &config.groups, mark);
         limits.stop_tokens.extend(self.stop_at.and_then(|at| answer.outputs.get(at)));
         (identity, prompt, limits)
     }

@@ -1,0 +1,102 @@
+//! A write into a block that others share, or that can be found by its key, goes to a block of the writer's own; the rows before it are
+//! copied there by the step, before its forward pass.
+//!
+//! Before: a fork or a truncation left a partial last block that its owner may not write. After: the plan's `copies` say what to
+//! copy. The last owner writes in place. A source is leased until the step has ended. A copy counts when its step is committed.
+
+use crate::block_pool::Release;
+use crate::flight::Entry;
+use crate::ids::BlockId;
+use crate::mutant::{self, Mutant};
+use crate::prefix_index::KeyState;
+use crate::scheduler::Scheduler;
+
+impl Scheduler {
+    /// How many blocks of a running request, one a group at most, must be copied before its next row is written.
+    pub(crate) fn copies_due(&mut self, seat: usize) -> u32 {
+        if !self.request(seat).asks_to_write {
+            return 0;
+        }
+        let due = self.tail(seat).filter(|&block| self.must_copy(block)).count() as u32;
+        self.request_mut(seat).asks_to_write = due > 0 && !mutant::is_on(Mutant::WriteForked);
+        if mutant::is_on(Mutant::WriteForked) { 0 } else { due }
+    }
+
+    /// Gives a running request blocks of its own for the rows that follow, where [`Scheduler::copies_due`] says so; the first entry of
+    /// its tables that changed, if any.
+    pub(crate) fn copy_tail(&mut self, seat: usize) -> Option<usize> {
+        if !self.request(seat).asks_to_write {
+            return None;
+        }
+        let computed = self.request(seat).computed;
+        let (index, offset) = (self.block_size.full_blocks(computed), self.block_size.offset(computed));
+        for group in 0..self.groups.len() {
+            let table = self.seats[seat].as_mut().expect("a seat in use").table_of_mut(group);
+            let lease = if mutant::is_on(Mutant::CopyWithoutLease) { Release::Now } else { Release::Parked };
+            let made = self.pool.make_writable(table, index, lease).expect("a free block was counted for it");
+            let Some(copy) = made else { continue };
+            if !mutant::is_on(Mutant::CopyWithoutLease) {
+                self.flight.orphan(&[copy.source]);
+            }
+            let rows = offset - usize::from(mutant::is_on(Mutant::CopyRowShort));
+            let blocks = [copy.source.get() as i32, copy.target.get() as i32];
+            self.draft.copies.push([group as i32, blocks[0], blocks[1], rows as i32]);
+            self.copied = true;
+        }
+        self.request_mut(seat).asks_to_write = false;
+        Some(index)
+    }
+
+    /// There is no block to copy to: what nobody else holds loses its name and is written in place. True if that changed anything.
+    pub(crate) fn unname_tail(&mut self, seat: usize) -> bool {
+        if !self.request(seat).asks_to_write {
+            return false;
+        }
+        let alone = |&block: &BlockId| self.pool.holders(block) == 1 && self.must_copy(block);
+        let blocks: Vec<BlockId> = self.tail(seat).filter(alone).collect();
+        for &block in &blocks {
+            self.pool.withdraw(block).expect("a block of this pool");
+        }
+        !blocks.is_empty()
+    }
+
+    /// The step that copied rows for `entry` failed: they may not be there, and are computed anew.
+    pub(crate) fn lose_copy(&mut self, entry: &Entry) {
+        let kept = self.length_in_sight(entry.seat, self.block_size.full_blocks(entry.start));
+        let rows = kept * self.block_size.tokens();
+        self.go_back(entry.seat, rows, false);
+    }
+
+    /// Rows without a token, of running requests that this step passes over and that may share their last block: each block once.
+    pub(crate) fn count_idle_sharers(&mut self) {
+        let size = self.block_size.tokens();
+        let mut empty = 0;
+        for (at, &seat) in self.idle_sharers.iter().enumerate() {
+            let request = self.request(seat);
+            let (index, partial) =
+                (self.block_size.full_blocks(request.computed), self.block_size.offset(request.computed));
+            empty += self.groups.len() * (request.table.len() * size - request.computed);
+            for (group, block) in self.tail(seat).enumerate() {
+                let names = |&other: &usize| self.request(other).table_of(group).blocks().get(index) == Some(&block);
+                let rows = |&other: &usize| (self.request(other).computed - index * size).min(size);
+                let most = self.running.iter().filter(|other| names(other)).map(rows).max().unwrap_or(partial);
+                let is_counted = self.idle_sharers[..at].iter().any(names);
+                let is_full = self.pool.index().state(block) == KeyState::Published;
+                empty -= if is_counted || is_full { size - partial } else { most - partial };
+            }
+        }
+        self.counters.wasted_rows_sum += empty as u64;
+    }
+
+    fn must_copy(&self, block: BlockId) -> bool {
+        self.pool.holders(block) > 1 || self.pool.index().state(block) == KeyState::Published
+    }
+
+    /// The partial last block of a request in each group; none if its rows end with a block.
+    fn tail(&self, seat: usize) -> impl Iterator<Item = BlockId> + '_ {
+        let request = self.request(seat);
+        let index = self.block_size.full_blocks(request.computed);
+        let is_partial = self.block_size.offset(request.computed) > 0;
+        request.tables().take(if is_partial { usize::MAX } else { 0 }).map(move |table| table.blocks()[index])
+    }
+}

@@ -1,0 +1,147 @@
+//! A second sequence over the rows of a running one, and the way back to fewer tokens.
+//!
+//! Before: the caller, between plans or while a step is in flight. After: the child runs on a row of its own, which the next plan tells.
+//! Both go on from the confirmed length: rows that the step in flight writes, copies or shares unconfirmed belong to the parent alone.
+//! Who then writes first into the last, partial block gets a copy: see `copy_on_write.rs`.
+
+use crate::block_table::BlockTable;
+use crate::error::{Error, Result};
+use crate::ids::RequestId;
+use crate::mutant::{self, Mutant};
+use crate::request::{Limits, Place};
+use crate::scheduler::Scheduler;
+
+impl Scheduler {
+    /// A new request with the tokens of the running request `parent`, over the same blocks. It counts the parent's outputs so far as its
+    /// own, ranks last, and may be skipped or preempted like any other. The next plan names it among `admitted`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`], [`Error::NotRunning`], [`Error::NoFreeRow`], [`Error::NeverFits`], and [`Error::InvalidInput`] for
+    /// limits. Nothing changes then.
+    pub fn fork(&mut self, parent: RequestId, limits: Limits, now_us: u64) -> Result<RequestId> {
+        let seat = self.seat_of(parent).ok_or(Error::UnknownRequest { request: parent })?;
+        if self.request(seat).place == Place::Waiting {
+            return Err(Error::NotRunning { request: parent });
+        }
+        self.check_limits(&limits)?;
+        let request = self.request(seat);
+        if limits.max_tokens as usize <= request.num_outputs() {
+            let bound = format!("must be above {}, the outputs that it starts with", request.num_outputs());
+            return Err(Error::InvalidInput { field: "max_tokens", value: i128::from(limits.max_tokens), bound });
+        }
+        self.check_fits(request.prompt_len, &limits)?;
+        let Some(row) = self.free_rows.pop() else { return Err(Error::NoFreeRow { rows: self.config.rows() }) };
+
+        let (rows, size) = (self.confirmed(seat), self.block_size);
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        let parent = self.seats[seat].as_mut().expect("a seat in use");
+        let mut child = parent.child(id, limits, now_us);
+        parent.asks_to_write = true;
+        child.asks_to_write = true;
+        child.place = Place::Running(row);
+        child.computed = rows;
+        child.published = parent.published.min(size.full_blocks(rows));
+        let share =
+            |table: &BlockTable| self.pool.fork_head(table, size.blocks_for(rows)).expect("tables of this pool");
+        let mut tables: Vec<BlockTable> = parent.tables().map(share).collect();
+        child.table = tables.remove(0);
+        child.others = tables.into();
+        let seat_of_child = self.sit(child);
+        self.make_room(seat_of_child);
+        // Its id is the highest, so it ranks last.
+        self.running.push(seat_of_child);
+        self.untold.push((seat_of_child, id));
+        self.counters.forks += 1;
+        if let Some(entry) = self.flight.entries.iter_mut().find(|entry| entry.seat == seat) {
+            entry.forked = true;
+        }
+        Ok(id)
+    }
+
+    /// Takes a request back to its first `num_tokens` tokens, wherever it is. What the step in flight brings for it does not count, and
+    /// who shares what it was writing goes back. Its last token is computed anew; outputs that are left count as before, and a
+    /// prompt may become shorter.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`]; [`Error::InvalidInput`] for no token, or more than there are. Nothing changes then.
+    pub fn truncate(&mut self, id: RequestId, num_tokens: usize) -> Result<()> {
+        let seat = self.seat_of(id).ok_or(Error::UnknownRequest { request: id })?;
+        let known = self.request(seat).tokens.len();
+        if !(1..=known).contains(&num_tokens) {
+            let bound = format!("must be 1..={known}, the tokens of the request");
+            return Err(Error::InvalidInput { field: "num_tokens", value: num_tokens as i128, bound });
+        }
+        if num_tokens == known {
+            return Ok(());
+        }
+        let mut rows = self.confirmed(seat).min(num_tokens - 1);
+        if !self.is_in_sight(seat, rows) {
+            rows = 0;
+        }
+        let in_flight = self.flight.runs(self.request(seat).planned_in);
+        if in_flight {
+            self.withdraw_writer(seat);
+        }
+        let size = self.block_size;
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        request.keep_tokens(num_tokens, size.full_blocks(num_tokens));
+        request.epoch += u32::from(!mutant::is_on(Mutant::TruncateKeepsEpoch));
+        self.go_back(seat, rows, in_flight);
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        let need = self.groups.need(request.computed, request.table.len(), request.tokens.len()) as u32;
+        let spare = request.promised.saturating_sub(need);
+        request.promised -= spare;
+        self.promised -= spare;
+        Ok(())
+    }
+
+    /// Rows of a request that no step in flight can take back.
+    fn confirmed(&self, seat: usize) -> usize {
+        let request = self.request(seat);
+        let own = |entry: &&crate::flight::Entry| entry.seat == seat;
+        let entry = self.flight.entries.iter().find(own);
+        let Some(entry) = entry.filter(|entry| self.flight.runs(request.planned_in) && !self.is_stale(entry)) else {
+            return request.computed;
+        };
+        let blocks = match (entry.shared.is_empty(), entry.copied) {
+            _ if mutant::is_on(Mutant::ForkUnconfirmed) => return request.computed,
+            (false, _) => entry.shared.start,
+            (true, true) => self.block_size.full_blocks(entry.start),
+            (true, false) => return request.computed,
+        };
+        self.length_in_sight(seat, blocks) * self.block_size.tokens()
+    }
+
+    /// The first `rows` rows of a request are computed; it gives back the blocks behind them.
+    pub(crate) fn go_back(&mut self, seat: usize, rows: usize, in_flight: bool) {
+        let size = self.block_size;
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        request.computed = rows;
+        request.published = request.published.min(size.full_blocks(rows));
+        request.asks_to_write = size.offset(rows) > 0;
+        let rest = request.cut(size.blocks_for(rows).min(request.table.len()));
+        let when = self.when_free(in_flight, rest.blocks());
+        self.pool.release(rest, when);
+    }
+
+    /// Names the forked requests that still run to the caller, with their rows and tables.
+    pub(crate) fn tell_forks(&mut self) {
+        for (seat, id) in std::mem::take(&mut self.untold) {
+            let Place::Running(row) = self.request(seat).place else { unreachable!("who stops is forgotten") };
+            self.draft.admitted.push([id.0 as i64, 0, row.index() as i64]);
+            self.note_change(seat, 0);
+        }
+    }
+
+    /// Whether no plan has told yet that the request at `seat` runs.
+    pub(crate) fn is_untold(&self, seat: usize) -> bool {
+        !self.untold.is_empty() && self.untold.iter().any(|&(untold, _)| untold == seat)
+    }
+
+    /// A forked request stops running; true if no plan has told that it ran.
+    pub(crate) fn forget_untold(&mut self, id: RequestId) -> bool {
+        let found = self.untold.iter().position(|&(_, untold)| untold == id);
+        found.map(|at| self.untold.remove(at)).is_some()
+    }
+}
