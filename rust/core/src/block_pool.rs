@@ -8,7 +8,7 @@ use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
 use crate::events::{Content, EventLog};
-use crate::free_queue::FreeQueue;
+use crate::free_queue::{DEFAULT_LANE, FreeQueue, Freed};
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
 use crate::prefix_index::{KeyState, PrefixIndex};
@@ -36,7 +36,6 @@ const NOT_PARKED: u32 = u32::MAX;
 
 /// The pool.
 pub struct BlockPool {
-    holders: Box<[u32]>,
     queue: FreeQueue,
     index: PrefixIndex,
     /// Lists of blocks without holders that a step in flight still names, in order of release, each last block first.
@@ -47,8 +46,6 @@ pub struct BlockPool {
     /// Where each block stands in `parked`.
     parked_at: Box<[u32]>,
     num_parked: u32,
-    /// Blocks that lost their last holder in the call under way. Kept for its memory.
-    freed: Vec<BlockId>,
     evictions: u64,
 }
 
@@ -63,14 +60,12 @@ impl BlockPool {
             return Err(Error::InvalidInput { field: "num_blocks", value: i128::from(num_blocks), bound });
         }
         Ok(BlockPool {
-            holders: vec![0; num_blocks as usize].into(),
             queue: FreeQueue::new(num_blocks),
             index: PrefixIndex::new(num_blocks),
             parked: Vec::new(),
             parked_ends: Vec::new(),
             parked_at: vec![NOT_PARKED; num_blocks as usize].into(),
             num_parked: 0,
-            freed: Vec::new(),
             evictions: 0,
         })
     }
@@ -85,7 +80,7 @@ impl BlockPool {
     /// Blocks in all, the null block among them.
     #[must_use]
     pub fn num_blocks(&self) -> u32 {
-        self.holders.len() as u32
+        self.queue.num_blocks()
     }
 
     /// Blocks that can ever be handed out.
@@ -121,7 +116,7 @@ impl BlockPool {
     /// Holders of `block`; none of a block that this pool does not have.
     #[must_use]
     pub fn holders(&self, block: BlockId) -> u32 {
-        self.holders.get(block.index()).copied().unwrap_or(0)
+        if block.get() < self.num_blocks() { self.queue.holders(block) } else { 0 }
     }
 
     /// The names of the blocks' contents.
@@ -138,7 +133,7 @@ impl BlockPool {
     /// Bytes that the pool keeps for each block.
     #[must_use]
     pub fn bytes_per_block(&self) -> f64 {
-        (2 * size_of::<u32>() + 2 * size_of::<u32>()) as f64 + self.index.bytes_per_block()
+        (FreeQueue::bytes_per_block() + size_of::<u32>()) as f64 + self.index.bytes_per_block()
     }
 
     /// A block id from outside.
@@ -157,20 +152,23 @@ impl BlockPool {
     /// # Errors
     /// [`Error::OutOfBlocks`] if fewer are free; nothing is taken then.
     pub fn take(&mut self, table: &mut BlockTable, count: u32) -> Result<()> {
-        if count > self.queue.len() && !mutant::is_on(Mutant::PartialTake) {
-            return Err(Error::OutOfBlocks { needed: count, free: self.queue.len() });
+        let start = table.blocks.len();
+        let (needed, free) = (count, self.queue.len());
+        let count = if mutant::is_on(Mutant::PartialTake) { needed.min(free) } else { needed };
+        if count > free {
+            return Err(Error::OutOfBlocks { needed, free });
         }
-        for taken in 0..count {
-            let Some(block) = self.queue.pop_front() else {
-                return Err(Error::OutOfBlocks { needed: count, free: taken });
-            };
+        table.blocks.resize(start + count as usize, BlockId::NULL);
+        if let Err(error) = self.queue.take(&mut table.blocks[start..]) {
+            table.blocks.truncate(start);
+            return Err(error);
+        }
+        for &block in &table.blocks[start..] {
             if !mutant::is_on(Mutant::KeepKeyOnReuse) && self.index.forget(block) {
                 self.evictions += 1;
             }
-            self.holders[block.index()] = 1;
-            table.blocks.push(block);
         }
-        Ok(())
+        if count < needed { Err(Error::OutOfBlocks { needed, free }) } else { Ok(()) }
     }
 
     /// Appends a block that holds wanted content to `table`: one holder more. A free one leaves the queue, a parked one its list.
@@ -182,14 +180,15 @@ impl BlockPool {
         if self.index.state(block) == KeyState::Unnamed {
             return Err(Error::NotHeld { block });
         }
-        if self.holders(block) == 0 && !self.queue.contains(block) {
-            self.unpark(block);
+        if self.queue.is_out(block) {
+            self.unpark(block)?;
+        } else if mutant::is_on(Mutant::HitKeepsInQueue) && self.queue.lane(block).is_some() {
+            self.queue.hold_freed(block);
+        } else {
+            self.queue.share(block)?;
         }
-        if self.queue.contains(block) && !mutant::is_on(Mutant::HitKeepsInQueue) {
-            self.queue.remove(block);
-        }
-        if !mutant::is_on(Mutant::SkipRefOnHit) {
-            self.holders[block.index()] += 1;
+        if mutant::is_on(Mutant::SkipRefOnHit) {
+            let _ = self.queue.drop_holders(&[block], |_| DEFAULT_LANE);
         }
         table.blocks.push(block);
         Ok(())
@@ -212,10 +211,13 @@ impl BlockPool {
     /// # Errors
     /// [`Error::NoSuchBlock`] for an id of another pool; [`Error::NotHeld`] if an entry has no holder left. Nothing changes then.
     pub fn release_blocks(&mut self, blocks: &[BlockId], when: Release) -> Result<()> {
-        self.drop_holders(blocks)?;
+        let freed = self.queue.drop_holders(blocks, |_| DEFAULT_LANE)?;
+        if freed.has_named() {
+            self.withdraw_pending(&freed);
+        }
         match when {
-            Release::Now => self.enqueue_freed(),
-            Release::Parked => self.park_freed(),
+            Release::Now => self.queue.enqueue(freed),
+            Release::Parked => self.park(&freed),
         }
         Ok(())
     }
@@ -242,7 +244,9 @@ impl BlockPool {
         }
         let missed = usize::from(mutant::is_on(Mutant::ForkMissesLast)).min(head.len());
         for block in &head[..head.len() - missed] {
-            self.holders[block.index()] += u32::from(*block != BlockId::NULL);
+            if *block != BlockId::NULL {
+                self.queue.hold(*block)?;
+            }
         }
         Ok(BlockTable { blocks: head.to_vec() })
     }
@@ -300,16 +304,11 @@ impl BlockPool {
     /// The step in flight has ended: parked lists enter the queue, in order of their release.
     pub fn end_leases(&mut self) {
         let mut start = 0;
-        for list in 0..self.parked_ends.len() {
-            let end = self.parked_ends[list];
-            for at in start..end {
-                let block = self.parked[at];
-                if block != BlockId::NULL {
-                    self.parked_at[block.index()] = NOT_PARKED;
-                    self.freed.push(block);
-                }
+        for &end in &self.parked_ends {
+            for block in self.parked[start..end].iter().filter(|&&block| block != BlockId::NULL) {
+                self.parked_at[block.index()] = NOT_PARKED;
             }
-            self.enqueue_freed();
+            self.queue.enqueue(self.queue.freed_again(&self.parked[start..end]));
             start = end;
         }
         self.parked.clear();
@@ -317,13 +316,13 @@ impl BlockPool {
         self.num_parked = 0;
     }
 
-    /// Names the content that the step in flight completes in `block`. The null block has no content.
+    /// Names the content that the step in flight completes in `block`. A block that nobody holds gets no name, nor does the null block.
     ///
     /// # Errors
     /// [`Error::NoSuchBlock`] for an id of another pool.
     pub fn make_pending(&mut self, block: BlockId, key: Key) -> Result<()> {
         self.block(block.get())?;
-        if block != BlockId::NULL {
+        if self.queue.name(block).is_ok() {
             self.index.make_pending(block, key);
         }
         Ok(())
@@ -349,19 +348,21 @@ impl BlockPool {
     /// # Errors
     /// [`Error::NoSuchBlock`] for an id of another pool.
     pub fn withdraw(&mut self, block: BlockId) -> Result<()> {
-        self.block(block.get())?;
+        self.queue.unname(block)?;
         self.index.forget(block);
         Ok(())
     }
 
     /// Forgets all published content that nobody holds; returns how many blocks forgot theirs.
     pub fn forget_unheld(&mut self) -> u32 {
-        let holders = &self.holders;
-        let unheld = |id: &u32| holders[*id as usize] == 0;
+        let queue = &self.queue;
+        let all = || (1..queue.num_blocks()).map(BlockId);
+        let is_unheld = |block: &BlockId| queue.holders(*block) == 0;
         let forget = |index: &mut PrefixIndex| {
-            (1..holders.len() as u32).filter(unheld).map(|id| u32::from(index.forget(BlockId(id)))).sum()
+            let unname = |block: BlockId| queue.unname(block).map_or(0, |()| u32::from(index.forget(block)));
+            all().filter(is_unheld).map(unname).sum()
         };
-        let mut kept = (1..holders.len() as u32).filter(|id| !unheld(id)).map(BlockId);
+        let mut kept = all().filter(|block| !is_unheld(block));
         let keeps_some = kept.any(|block| self.index.state(block) == KeyState::Published);
         if keeps_some && !mutant::is_on(Mutant::EventClearsHeld) {
             return forget(&mut self.index);
@@ -375,28 +376,18 @@ impl BlockPool {
     /// [`Error::Audit`] with the first invariant that does not hold.
     pub fn audit<'a>(&self, tables: impl IntoIterator<Item = &'a BlockTable>) -> Result<()> {
         let wrong = |check: &'static str, detail: String| Err(Error::Audit { check, detail });
-        let mut named = vec![0u32; self.holders.len()];
+        let mut named = vec![0u32; self.num_blocks() as usize];
         for block in tables.into_iter().flat_map(|table| &table.blocks) {
             named[block.index()] += u32::from(*block != BlockId::NULL);
         }
-        if let Some(id) = (0..named.len()).find(|&id| named[id] != self.holders[id]) {
-            return wrong(
-                "A2",
-                format!("block {id} has {} holders, tables name it {} times", self.holders[id], named[id]),
-            );
+        let holders: Vec<u32> = (0..self.num_blocks()).map(|id| self.holders(BlockId(id))).collect();
+        if let Some(id) = (0..named.len()).find(|&id| named[id] != holders[id]) {
+            return wrong("A2", format!("block {id} has {} holders, tables name it {} times", holders[id], named[id]));
         }
-        let forwards: Vec<BlockId> = self.queue.iter().collect();
-        let mut backwards: Vec<BlockId> = self.queue.iter_back().collect();
-        backwards.reverse();
-        if forwards != backwards || forwards.len() != self.queue.len() as usize {
-            let (ahead, back) = (forwards.len(), backwards.len());
-            return wrong(
-                "A3",
-                format!("the queue counts {}, walks {ahead} forwards, {back} backwards", self.queue.len()),
-            );
-        }
-        let mut places = vec![0u32; self.holders.len()];
-        for block in forwards.iter().chain(self.parked.iter().filter(|&&block| block != BlockId::NULL)) {
+        self.queue.audit_walks()?;
+        let mut places = vec![0u32; holders.len()];
+        let parked = self.parked.iter().copied().filter(|&block| block != BlockId::NULL);
+        for block in self.queue.iter().chain(parked) {
             places[block.index()] += 1;
         }
         let stand = |id: &usize| self.parked_at[*id] != NOT_PARKED;
@@ -404,12 +395,12 @@ impl BlockPool {
         if let Some(id) = (0..named.len()).filter(stand).find(misplaced) {
             return wrong("A3", format!("block {id} does not stand at its place among the parked blocks"));
         }
-        let held = self.holders.iter().filter(|&&holders| holders > 0).count();
+        let held = holders.iter().filter(|&&holders| holders > 0).count();
         let total = self.queue.len() as usize + held + self.num_parked as usize + 1;
-        if total != self.holders.len() || self.holders[0] != 0 || places[0] != 0 {
-            return wrong("A1", format!("free + held + parked + null is {total} of {}", self.holders.len()));
+        if total != holders.len() || holders[0] != 0 || places[0] != 0 {
+            return wrong("A1", format!("free + held + parked + null is {total} of {}", holders.len()));
         }
-        for (id, (&places, &holders)) in places.iter().zip(&self.holders).enumerate().skip(1) {
+        for (id, (&places, &holders)) in places.iter().zip(&holders).enumerate().skip(1) {
             if places != u32::from(holders == 0) {
                 return wrong(
                     "A3",
@@ -417,73 +408,43 @@ impl BlockPool {
                 );
             }
         }
+        self.queue.audit_places()?;
         self.index.audit()
     }
 
-    /// Drops the holders and leaves the blocks that lost their last one in `freed`, or restores all counts.
-    fn drop_holders(&mut self, blocks: &[BlockId]) -> Result<()> {
-        self.freed.clear();
-        blocks.iter().try_for_each(|block| self.block(block.get()).map(drop))?;
-        for dropped in 0..blocks.len() {
-            let at = if mutant::is_on(Mutant::ForwardOrder) { dropped } else { blocks.len() - 1 - dropped };
-            let block = blocks[at];
-            if block == BlockId::NULL {
-                continue;
-            }
-            let holders = &mut self.holders[block.index()];
-            if *holders == 0 {
-                for done in blocks[at + 1..].iter().filter(|&&done| done != BlockId::NULL) {
-                    self.holders[done.index()] += 1;
-                }
-                self.freed.clear();
-                return Err(Error::NotHeld { block });
-            }
-            *holders -= 1;
-            if *holders == 0 {
-                self.freed.push(block);
+    /// A pending name whose last holder is gone: nobody writes its content any more.
+    fn withdraw_pending(&mut self, freed: &Freed) {
+        for block in self.queue.freed_ids(freed) {
+            if self.index.state(block) == KeyState::Pending {
+                self.index.forget(block);
+                self.queue.unname(block).expect("a block of this pool");
             }
         }
-        Ok(())
-    }
-
-    /// Unpublished blocks go, in order, before the head; published ones, in order, behind the tail (design 1).
-    fn enqueue_freed(&mut self) {
-        let freed = std::mem::take(&mut self.freed);
-        for &block in freed.iter().rev() {
-            let to_head = self.index.state(block) != KeyState::Published && !mutant::is_on(Mutant::UnpublishedToTail);
-            if to_head || mutant::is_on(Mutant::HeadOrder) {
-                self.queue.push_front(block);
-            }
-        }
-        let lost = usize::from(mutant::is_on(Mutant::LostBlock));
-        for &block in &freed[lost.min(freed.len())..] {
-            if !self.queue.contains(block) {
-                self.queue.push_back(block);
-            }
-        }
-        self.freed = freed;
-        self.freed.clear();
     }
 
     /// Takes a block, hit while it was parked, out of its list: it enters the queue when that hit ends (design 14).
-    fn unpark(&mut self, block: BlockId) {
+    fn unpark(&mut self, block: BlockId) -> Result<()> {
         let at = std::mem::replace(&mut self.parked_at[block.index()], NOT_PARKED);
-        if at != NOT_PARKED && !mutant::is_on(Mutant::HitStaysParked) {
+        if at == NOT_PARKED {
+            return Err(Error::NotHeld { block });
+        }
+        if !mutant::is_on(Mutant::HitStaysParked) {
             self.parked[at as usize] = BlockId::NULL;
             self.num_parked -= 1;
         }
+        self.queue.hold_freed(block);
+        Ok(())
     }
 
-    fn park_freed(&mut self) {
-        if self.freed.is_empty() {
+    fn park(&mut self, freed: &Freed) {
+        if freed.is_empty() {
             return;
         }
-        for &block in &self.freed {
+        for block in self.queue.freed_ids(freed) {
             self.parked_at[block.index()] = self.parked.len() as u32;
             self.parked.push(block);
         }
-        self.num_parked += self.freed.len() as u32;
-        self.freed.clear();
+        self.num_parked += freed.len();
         self.parked_ends.push(self.parked.len());
     }
 }

@@ -1,160 +1,336 @@
-//! The order in which free blocks are handed out: a doubly linked list through two arrays of ids.
+//! The free blocks in the order in which they are handed out, and the holders of all others: lock-free, shared by any threads.
 //!
-//! Before: [`BlockPool`](crate::block_pool::BlockPool) decides which end a released block joins (design 1).
-//! Block 0 is never free, so its links are the two ends of the list. Every operation is O(1) and allocates nothing.
+//! Before: [`BlockPool`](crate::block_pool::BlockPool) and every thread that takes, shares or releases. After: block tables name what
+//! they hold. Between calls each block but the null block is fresh, in the stack, in one lane, held, or out (its last holder gave it
+//! up and has not queued it yet): see [`FreeQueue::audit`].
+//!
+//! # The order
+//!
+//! One deque (design 1): a released list goes last block first, unnamed blocks before the head, named ones behind the tail; takes come
+//! from the head; a hit takes a named block out of the middle. Its three parts keep it in that order:
+//!
+//! ```text
+//! head → [stack: released without content] [fresh: never handed out, ascending] [lanes: named content, oldest first] ← tail
+//! ```
+//!
+//! Only the head gets unnamed blocks and only the tail named ones, so "the stack, then fresh ids, then the lanes from the lowest" is the
+//! whole order, and exact while one thread calls. A block gets a name only while it is held, so what is hit stands in a lane or is held.
+//!
+//! # The parts
+//!
+//! - **stack**: Treiber's stack (1986) with a version in its head; a list goes in, and up to 32 blocks come out, with one exchange.
+//! - **fresh**: a counter. A new pool is zeroed memory.
+//! - **lanes**: rings linked both ways. Linked lists with removal from the middle usually mark a node before it leaves, and mend the
+//!   neighbours' links afterwards (Harris 2001 one way; Sundell and Tsigas 2008 both ways, the link backwards being a hint). Then a
+//!   node may not be used again while a stalled thread can still reach it, which needs a scheme to reclaim nodes. Here the nodes are
+//!   the blocks and are wanted back at once, so the lanes take one operation at a time: it stands in one word, and who finds it there
+//!   carries it out first (Barnes 1993, "A method for implementing lock-free shared data structures"). Both links are always exact.
+//! - **permits**: a counter of blocks that can be taken. A take of n, or a hit of a free block, gets its permits first and then finds
+//!   its blocks without fail; a release queues its blocks first and then adds permits. So there are never more permits than blocks.
+//! - **holders**: a count in the block's state word, changed by compared exchanges: it never falls below zero.
+//!
+//! # When a call takes effect
+//!
+//! A take: for its refusal, when it finds too few permits; else for each block when the exchange of the stack's head, of the fresh
+//! counter, or the writing of a lane operation succeeds. A hit: when the count of the held block grows, or the lane operation is
+//! written. A release: for its counts one by one; for its blocks when the list is on the stack, or the push stands in the word. Another
+//! thread may see the two ends of one release one after the other.
+//!
+//! # Progress
+//!
+//! An exchange fails only because another one succeeded, and a lane operation that is under way is carried out by whoever meets it,
+//! in at most 35 steps for a take of 32 and 5 otherwise. So some call always ends, whoever has stopped, and wherever; tested at every
+//! access. Nothing is allocated. Memory is three words a block. A thread that stops for ever keeps the blocks and permits of its call.
+//!
+//! # Limits
+//!
+//! - A take that runs beside a hit may be refused although a block is free: the hit held a permit at that moment and lost its race.
+//!   A hit may likewise miss: the content stands in a list that is just being released, or takes hold all permits.
+//! - Takes look at the parts one after the other. A take that found the stack empty goes on behind it although a block comes there
+//!   meanwhile; a take of many blocks is many takes of one. Lists that are released at once may interleave as whole chains.
+//! - A version is 32 bits (31 for operations): a thread would have to sleep through exactly 2³² changes of one word to be misled.
+//! - What is released must be held by who releases it. One release too many is refused if nobody holds the block; of a block that
+//!   another holds it takes that holder away.
 
+use crate::error::{Error, Result};
 use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
+use crate::sync::{Alone, AtomicU64, Ordering};
 
-/// A block that is not in the queue.
-const OUT: u32 = u32::MAX;
+mod holders;
+mod lanes;
+mod node;
+mod stack;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod walk;
 
-#[derive(Clone, Copy)]
-struct Links {
-    prev: u32,
-    next: u32,
+use lanes::Lanes;
+pub use lanes::{DEFAULT_LANE, LANES};
+use node::{Nodes, Place, State, low};
+use stack::Stack;
+
+/// The queue and the counts. Lock-free: see the module.
+pub struct FreeQueue {
+    nodes: Nodes,
+    permits: Alone,
+    /// Ids that were handed out for the first time: 1 to this.
+    fresh: Alone,
+    stack: Stack,
+    lanes: Lanes,
 }
 
-/// Free blocks, the next one to be taken first.
-pub struct FreeQueue {
-    links: Box<[Links]>,
+/// Blocks that lost their last holder in one call, in order, and are in no queue yet: a chain through their links.
+#[must_use = "the blocks are lost"]
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Freed {
+    first: u32,
+    last: u32,
     len: u32,
+    /// How many had a name when they lost their last holder.
+    named: u32,
+}
+
+impl Freed {
+    /// How many blocks.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether some had a name.
+    pub(crate) fn has_named(&self) -> bool {
+        self.named > 0
+    }
 }
 
 impl FreeQueue {
     /// All blocks but the null block, in ascending order.
     #[must_use]
     pub fn new(num_blocks: u32) -> Self {
-        let last = num_blocks - 1;
-        let links = (0..num_blocks)
-            .map(|i| Links { prev: if i == 0 { last } else { i - 1 }, next: if i == last { 0 } else { i + 1 } })
-            .collect();
-        FreeQueue { links, len: last }
+        FreeQueue {
+            nodes: Nodes::new(num_blocks),
+            permits: Alone(AtomicU64::new(u64::from(num_blocks - 1))),
+            fresh: Alone(AtomicU64::new(0)),
+            stack: Stack::new(),
+            lanes: Lanes::new(),
+        }
     }
 
-    /// How many blocks are free.
+    /// Blocks in all, the null block among them.
+    #[must_use]
+    pub fn num_blocks(&self) -> u32 {
+        self.nodes.num_blocks()
+    }
+
+    /// How many blocks can be taken.
     #[must_use]
     pub fn len(&self) -> u32 {
-        self.len
+        // Relaxed: a number that may be old when it is read.
+        self.permits.0.load(Ordering::Relaxed) as u32
     }
 
-    /// Whether no block is free.
+    /// Whether no block can be taken.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
-    /// Whether `block` is free.
+    /// Holders of `block`.
     #[must_use]
-    pub fn contains(&self, block: BlockId) -> bool {
-        block != BlockId::NULL && self.links[block.index()].next != OUT
-    }
-
-    /// Takes the block at the head.
-    pub fn pop_front(&mut self) -> Option<BlockId> {
-        let mut first = self.links[0].next;
-        if first == 0 {
-            return None;
+    pub fn holders(&self, block: BlockId) -> u32 {
+        match self.state(block).place {
+            Place::Held(holders) => holders,
+            _ => 0,
         }
-        if mutant::is_on(Mutant::FreeQueueSkipsOne) && self.links[first as usize].next != 0 {
-            first = self.links[first as usize].next;
+    }
+
+    /// Bytes that the queue keeps for each block.
+    #[must_use]
+    pub const fn bytes_per_block() -> usize {
+        3 * size_of::<u64>()
+    }
+
+    /// Takes blocks from the head, as many as `out` has room for; each has one holder and no name.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBlocks`] if fewer are free; nothing is taken then.
+    pub fn take(&self, out: &mut [BlockId]) -> Result<()> {
+        let count = out.len() as u64;
+        self.reserve(count).map_err(|free| Error::OutOfBlocks { needed: count as u32, free })?;
+        let mut skipped = [BlockId::NULL];
+        if mutant::is_on(Mutant::FreeQueueSkipsOne) && self.reserve(1).is_ok() {
+            while self.take_some(&mut skipped) == 0 {}
         }
-        self.unlink(first);
-        Some(BlockId(first))
+        let mut taken = 0;
+        // The permits say that so many blocks stand somewhere. A round finds none only if others moved them meanwhile.
+        while taken < out.len() {
+            taken += self.take_some(&mut out[taken..]);
+        }
+        if skipped != [BlockId::NULL] {
+            return self.release(&skipped, |_| DEFAULT_LANE);
+        }
+        Ok(())
     }
 
-    /// Puts `block`, which is not in the queue, before the head.
-    pub fn push_front(&mut self, block: BlockId) {
-        self.link_between(0, block.0, self.links[0].next);
+    fn take_some(&self, out: &mut [BlockId]) -> usize {
+        let count = match self.stack.pop(&self.nodes, out) {
+            0 => self.take_fresh(out),
+            count => count,
+        };
+        if count == 0 {
+            return self.lanes.pop(&self.nodes, out);
+        }
+        for block in &out[..count] {
+            self.nodes.set_state(block.get(), State { place: Place::Held(1), named: false });
+        }
+        count
     }
 
-    /// Puts `block`, which is not in the queue, behind the tail.
-    pub fn push_back(&mut self, block: BlockId) {
-        self.link_between(self.links[0].prev, block.0, 0);
-    }
-
-    /// Takes `block`, which is in the queue, out of the middle.
-    pub fn remove(&mut self, block: BlockId) {
-        debug_assert!(self.contains(block));
-        self.unlink(block.0);
-    }
-
-    /// From head to tail. Stops after `num_blocks` steps, so that a broken list cannot hang an audit.
-    pub fn iter(&self) -> impl Iterator<Item = BlockId> + '_ {
-        self.walk(|links| links.next)
-    }
-
-    /// From tail to head, likewise.
-    pub fn iter_back(&self) -> impl Iterator<Item = BlockId> + '_ {
-        self.walk(|links| links.prev)
-    }
-
-    fn walk(&self, step: fn(&Links) -> u32) -> impl Iterator<Item = BlockId> + '_ {
-        let mut at = step(&self.links[0]);
-        std::iter::from_fn(move || {
-            if at == 0 || at == OUT {
-                return None;
+    fn take_fresh(&self, out: &mut [BlockId]) -> usize {
+        let fresh = &self.fresh.0;
+        // Relaxed, here and below: a fresh block comes from nobody.
+        let mut used = fresh.load(Ordering::Relaxed);
+        loop {
+            let count = (u64::from(self.num_blocks() - 1) - used).min(out.len() as u64);
+            if count == 0 {
+                return 0;
             }
-            let block = BlockId(at);
-            at = step(&self.links[block.index()]);
-            Some(block)
-        })
-        .take(self.links.len())
-    }
-
-    fn link_between(&mut self, prev: u32, block: u32, next: u32) {
-        debug_assert!(block != 0 && self.links[block as usize].next == OUT);
-        self.links[block as usize] = Links { prev, next };
-        self.links[prev as usize].next = block;
-        self.links[next as usize].prev = block;
-        self.len += 1;
-    }
-
-    fn unlink(&mut self, block: u32) {
-        let Links { prev, next } = self.links[block as usize];
-        self.links[prev as usize].next = next;
-        if !mutant::is_on(Mutant::OneWayLink) {
-            self.links[next as usize].prev = prev;
+            match fresh.compare_exchange(used, used + count, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => {
+                    out.iter_mut().zip(used + 1..=used + count).for_each(|(out, id)| *out = BlockId(id as u32));
+                    return count as usize;
+                }
+                Err(found) => used = found,
+            }
         }
-        self.links[block as usize] = Links { prev: OUT, next: OUT };
-        self.len -= 1;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ids(queue: &FreeQueue) -> Vec<u32> {
-        queue.iter().map(BlockId::get).collect()
     }
 
-    #[test]
-    fn a_fresh_queue_hands_out_ascending_ids_and_never_the_null_block() {
-        let mut queue = FreeQueue::new(4);
-        let taken: Vec<u32> = std::iter::from_fn(|| queue.pop_front()).map(BlockId::get).collect();
-        assert_eq!(taken, [1, 2, 3]);
-        assert!(queue.is_empty());
+    /// Drops one holder for each entry of `blocks`, last entry first, and queues those that lost their last one (see the module); a
+    /// named one goes to the lane that `lane` gives it. Null blocks are passed over.
+    ///
+    /// # Errors
+    /// As [`FreeQueue::drop_holders`].
+    pub fn release(&self, blocks: &[BlockId], lane: impl Fn(BlockId) -> u8) -> Result<()> {
+        let freed = self.drop_holders(blocks, lane)?;
+        self.enqueue(freed);
+        Ok(())
     }
 
-    #[test]
-    fn a_block_leaves_the_middle_and_joins_either_end() {
-        let mut queue = FreeQueue::new(6);
-        queue.remove(BlockId(3));
-        assert_eq!(ids(&queue), [1, 2, 4, 5]);
-        queue.push_front(BlockId(3));
-        queue.remove(BlockId(5));
-        queue.push_back(BlockId(5));
-        assert_eq!(ids(&queue), [3, 1, 2, 4, 5]);
-        let back: Vec<u32> = queue.iter_back().map(BlockId::get).collect();
-        assert_eq!(back, [5, 4, 2, 1, 3]);
-        assert_eq!(queue.len(), 5);
+    fn append(&self, freed: &mut Freed, id: u32, named: bool) {
+        if freed.len == 0 {
+            freed.first = id;
+        } else {
+            self.nodes.set_next(freed.last, id);
+        }
+        freed.last = id;
+        freed.len += 1;
+        freed.named += u32::from(named);
     }
 
-    #[test]
-    fn a_pool_of_one_has_nothing_to_give() {
-        let mut queue = FreeQueue::new(1);
-        assert_eq!(queue.pop_front(), None);
-        assert_eq!(queue.len(), 0);
+    /// The second half of a release: unnamed blocks go, in order, before the head, named ones, in order, behind the tail of their lane.
+    pub fn enqueue(&self, freed: Freed) {
+        if freed.len == 0 {
+            return;
+        }
+        let mut queued = freed.len;
+        if mutant::is_on(Mutant::PermitsFirst) {
+            self.add_permits(queued);
+        }
+        if freed.named == 0 && !mutant::is_on(Mutant::UnpublishedToTail) {
+            self.stack.push(&self.nodes, freed.first, freed.last);
+        } else {
+            queued -= self.enqueue_apart(&freed);
+        }
+        if !mutant::is_on(Mutant::PermitsFirst) {
+            self.add_permits(queued);
+        }
+    }
+
+    /// Parts the chain into one for the stack and one for each run of blocks with the same lane. Returns how many blocks it lost: none.
+    fn enqueue_apart(&self, freed: &Freed) -> u32 {
+        let (mut front, mut lost) = (Freed::default(), 0);
+        let (mut back, mut back_lane) = (Freed::default(), 0);
+        let mut next = freed.first;
+        for at in 0..freed.len {
+            let id = next;
+            // Relaxed, here and below: the blocks are the caller's.
+            next = low(self.nodes.next(id).load(Ordering::Relaxed));
+            let State { place, named } = State::of(self.nodes.state(id).load(Ordering::Relaxed));
+            let Place::Out(lane) = place else { unreachable!("block {id} of a freed list is {place:?}") };
+            if named && mutant::is_on(Mutant::LostBlock) && at == 0 {
+                lost += 1;
+            } else if named && !mutant::is_on(Mutant::HeadOrder) || mutant::is_on(Mutant::UnpublishedToTail) {
+                if back.len > 0 && back_lane != lane {
+                    self.lanes.push(&self.nodes, back_lane, back.first, back.last);
+                    back = Freed::default();
+                }
+                back_lane = lane;
+                if back.len > 0 {
+                    self.nodes.set_prev(id, back.last);
+                }
+                self.append(&mut back, id, named);
+            } else {
+                self.append(&mut front, id, named);
+            }
+        }
+        if front.len > 0 {
+            self.stack.push(&self.nodes, front.first, front.last);
+        }
+        if back.len > 0 {
+            self.lanes.push(&self.nodes, back_lane, back.first, back.last);
+        }
+        lost
+    }
+
+    /// Moves a free named block to the tail of another lane: a hit, and the release of it. A held block is left as it is.
+    ///
+    /// # Errors
+    /// As [`FreeQueue::share`]: the block is not free, or was not just now.
+    pub fn move_to_lane(&self, block: BlockId, lane: u8) -> Result<()> {
+        self.share(block)?;
+        self.release(&[block], |_| lane)
+    }
+
+    fn check(&self, block: BlockId) -> Result<()> {
+        if block.get() < self.num_blocks() {
+            return Ok(());
+        }
+        Err(Error::NoSuchBlock { block: block.get(), num_blocks: self.num_blocks() })
+    }
+
+    fn state(&self, block: BlockId) -> State {
+        State::of(self.nodes.state(block.get()).load(Ordering::Acquire))
+    }
+
+    /// Takes `count` permits, or says how many there are.
+    fn reserve(&self, count: u64) -> std::result::Result<(), u32> {
+        let permits = &self.permits.0;
+        let mut free = permits.load(Ordering::Relaxed);
+        loop {
+            if free < count {
+                return Err(free as u32);
+            }
+            if mutant::is_on(Mutant::PermitsWithoutCompare) {
+                permits.store(free - count, Ordering::Release);
+                return Ok(());
+            }
+            // Acquire: pairs with `add_permits`, so that the blocks are found. Others that add go on releasing through this exchange.
+            match permits.compare_exchange(free, free - count, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(found) => free = found,
+            }
+        }
+    }
+
+    fn add_permits(&self, count: u32) {
+        // Release: the blocks are where they can be found.
+        self.permits.0.fetch_add(u64::from(count), Ordering::Release);
     }
 }

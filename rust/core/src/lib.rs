@@ -9,6 +9,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(all(feature = "mutants", not(loom)))]
+pub mod access;
 pub mod algorithm;
 pub mod block_hash;
 pub mod block_pool;
@@ -50,6 +52,7 @@ mod planning;
 mod preemption;
 mod sight;
 mod trail;
+mod sync;
 mod weights;
 
 pub use commit::Committed;

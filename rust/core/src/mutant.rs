@@ -30,6 +30,26 @@ mutants! {
     DoubleFree = "double_free",
     /// The queue mends only one of the two links around a block that leaves.
     OneWayLink = "one_way_link",
+    /// The head of the queue's stack carries no version.
+    StackForgetsVersion = "stack_forgets_version",
+    /// The links of the queue's lanes carry no version.
+    LinksForgetVersion = "links_forget_version",
+    /// A thread that finds an operation of another on the lanes waits until that one has done it.
+    WaitForOthers = "wait_for_others",
+    /// Who helps with an operation on the lanes never looks whether it is over.
+    HelpersNeverStop = "helpers_never_stop",
+    /// A hit takes a block out of its lane without a second look at where it is.
+    HitTrustsFirstLook = "hit_trusts_first_look",
+    /// A block taken out of a lane keeps the name of its old content.
+    TakeKeepsName = "take_keeps_name",
+    /// Holders are added by a load and a store.
+    CountWithoutCompare = "count_without_compare",
+    /// Holders are dropped by a load and a store.
+    DropWithoutCompare = "drop_without_compare",
+    /// Permits are taken by a load and a store.
+    PermitsWithoutCompare = "permits_without_compare",
+    /// A release adds its permits before its blocks are queued.
+    PermitsFirst = "permits_first",
     /// Growth asks for all blocks of a request, not for those that it lacks.
     GrowFromZero = "grow_from_zero",
     /// An admission that does not fit keeps its hits.

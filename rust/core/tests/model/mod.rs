@@ -38,9 +38,8 @@ impl IndexModel {
         self.named.iter().filter(|name| name.2 == KeyState::Published).count() as u32
     }
 
-    /// The null block has no content to name.
     pub fn make_pending(&mut self, block: u32, key: Key) {
-        if block != 0 && self.state(block) == KeyState::Unnamed {
+        if self.state(block) == KeyState::Unnamed {
             self.named.push((block, key, KeyState::Pending));
         }
     }
@@ -104,6 +103,13 @@ impl PoolModel {
         self.holders.iter().filter(|&&holders| holders > 0).count() as u32
     }
 
+    /// Content gets its name while somebody holds the block.
+    pub fn make_pending(&mut self, block: u32, key: Key) {
+        if self.holders[block as usize] > 0 {
+            self.index.make_pending(block, key);
+        }
+    }
+
     /// None, and nothing changes, if fewer blocks are free.
     pub fn take(&mut self, count: u32) -> Option<Vec<u32>> {
         if self.queue.len() < count as usize {
@@ -142,6 +148,12 @@ impl PoolModel {
             }
         }
         self.holders = holders;
+        for &block in &freed {
+            // Nobody is left who writes it.
+            if self.index.state(block) == KeyState::Pending {
+                self.index.forget(block);
+            }
+        }
         if park {
             self.parked.push(freed)
         } else {

@@ -175,7 +175,7 @@ impl World {
                 pool.make_pending(block, name(key)).expect("a block of the pool");
                 let parent = key.checked_sub(1).map(name);
                 pool.describe(block, name(key), Content { parent, tokens: &[TokenId::from(key)], group: key % 2 });
-                model.index.make_pending(block.get(), name(key));
+                model.make_pending(block.get(), name(key));
             }),
             PoolOp::Publish { block } => self.on_block(block, |pool, model, block| {
                 pool.publish(block).expect("a block of the pool");
