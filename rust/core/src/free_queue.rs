@@ -129,6 +129,15 @@ impl FreeQueue {
         self.nodes.num_blocks()
     }
 
+    /// A block id from outside.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`] at or past the end of the pool.
+    pub fn block(&self, id: u32) -> Result<BlockId> {
+        let block = BlockId(id);
+        self.check(block).map(|()| block)
+    }
+
     /// How many blocks can be taken.
     #[must_use]
     pub fn len(&self) -> u32 {

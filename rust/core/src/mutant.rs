@@ -32,6 +32,10 @@ mutants! {
     OneWayLink = "one_way_link",
     /// The head of the queue's stack carries no version.
     StackForgetsVersion = "stack_forgets_version",
+    /// A list is put on the queue's stack by a load and a store.
+    StackIgnoresOthers = "stack_ignores_others",
+    /// Who opens a released list for hits does not see that a block of it was taken and came back.
+    OpenTrustsFirstLook = "open_trusts_first_look",
     /// The links of the queue's lanes carry no version.
     LinksForgetVersion = "links_forget_version",
     /// A thread that finds an operation of another on the lanes waits until that one has done it.

@@ -173,6 +173,8 @@ rows! {
 const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[
     (Mutant::ClampNegative, "tests/border/test_pool.py"),
     (Mutant::StackForgetsVersion, RACES),
+    (Mutant::StackIgnoresOthers, RACES),
+    (Mutant::OpenTrustsFirstLook, RACES),
     (Mutant::LinksForgetVersion, RACES),
     (Mutant::HelpersNeverStop, RACES),
     (Mutant::HitTrustsFirstLook, RACES),

@@ -97,7 +97,7 @@ impl Lanes {
             // Release: who hits the block finds it in its ring.
             match state.compare_exchange(word, open, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return true,
-                Err(found) if found >> 32 == word >> 32 => word = found,
+                Err(found) if found >> 32 == word >> 32 || mutant::is_on(Mutant::OpenTrustsFirstLook) => word = found,
                 Err(_) => return false,
             }
         }
@@ -241,8 +241,8 @@ impl Lanes {
     /// thread that has seen the operation end, so whoever reads it by Acquire sees the end too.
     fn read(&self, cell: &AtomicU64, word: u64) -> Option<u64> {
         let found = cell.load(Ordering::Acquire);
-        // Relaxed: the line above says what this one cannot miss.
-        let under_way = self.operation.0.load(Ordering::Relaxed) == word;
+        // Acquire: if another helper ended the operation, who started it goes on with what that one did.
+        let under_way = self.operation.0.load(Ordering::Acquire) == word;
         (under_way || mutant::is_on(Mutant::HelpersNeverStop)).then_some(found)
     }
 

@@ -28,6 +28,10 @@ impl Stack {
         let mut top = head.load(Ordering::Relaxed);
         loop {
             nodes.set_next(last, low(top));
+            if mutant::is_on(Mutant::StackIgnoresOthers) {
+                head.store(after(top, first), Ordering::Release);
+                return;
+            }
             // Release: the chain's links and states, and what its holders did with the blocks, come before.
             match head.compare_exchange(top, after(top, first), Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
