@@ -303,7 +303,7 @@ fn under(fault: Mutant, check: impl Fn() -> Checked) -> Checked {
 /// Scripts on the pool alone, beside its model.
 fn random_pool_scripts() -> Checked {
     static PASSES: OnceLock<Checked> = OnceLock::new();
-    let run = || seed::sweep(1, 500, &pool_scripts(), |script| script.run());
+    let run = || seed::sweep(1, 2000, &pool_scripts(), |script| script.run());
     let is_planted = mutant::available().iter().any(|&fault| mutant::is_on(fault));
     if is_planted { run() } else { PASSES.get_or_init(run).clone() }
 }
