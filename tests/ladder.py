@@ -32,6 +32,7 @@ class Rung:
     name: str
     promise: str
     folders: tuple[str, ...] = ()  # under tests/; none = the Rust crate
+    races: bool = False  # the Rust crate under the model checker, which explores interleavings
     with_mutants: bool = False  # run only the tests that need planted faults, on the build that has them
 
 
@@ -57,6 +58,7 @@ class Count:
 
 RUNGS = (
     Rung("core", "the Rust core on its own"),
+    Rung("races", "every race of the free queue, in every interleaving", races=True),
     Rung("border", "the core from Python", ("border",)),
     Rung("events", "an index rebuilt from the events is the index", ("events",)),
     Rung("faults", "random schedules and the field's faults, audited after each step", ("property", "faults")),
@@ -105,7 +107,7 @@ def _parse() -> argparse.Namespace:
 
 def _run(rung: Rung, options: argparse.Namespace) -> Count:
     if not rung.folders:
-        return _run_cargo(soak=options.soak)
+        return _run_cargo(soak=options.soak, races=rung.races)
     environment = dict(os.environ)
     if rung.with_mutants:
         if options.mutants is None or not options.mutants.is_file():
@@ -115,13 +117,19 @@ def _run(rung: Rung, options: argparse.Namespace) -> Count:
     return _run_pytest(rung, environment, soak=options.soak)
 
 
-def _run_cargo(*, soak: bool) -> Count:
-    """`cargo test` with planted faults built in (they sleep unless a test wakes one), its own output shown."""
+def _run_cargo(*, soak: bool, races: bool) -> Count:
+    """`cargo test` with planted faults built in (they sleep unless a test wakes one), its own output shown.
+
+    With `races` the model checker stands in for the atomics, in a folder of its own: what is built so fits nothing else.
+    """
     environment = {"BLOCKTABLE_CASES": str(SOAK_CASES), **os.environ} if soak else dict(os.environ)
     if shutil.which("cargo") is None:
         print("cargo was not found", flush=True)
         return Count(failed=1)
     command = ["cargo", "test", "--locked", "--package", "blocktable-core", "--features", "mutants", "--no-fail-fast"]
+    if races:
+        command += ["--release", "--test", "loom_queue", "--target-dir", str(ROOT / "target" / "loom")]
+        environment["RUSTFLAGS"] = "--cfg loom"
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     count = Count()
     for line in process.stdout or ():

@@ -34,10 +34,10 @@ mutants! {
     StackForgetsVersion = "stack_forgets_version",
     /// A list is put on the queue's stack by a load and a store.
     StackIgnoresOthers = "stack_ignores_others",
-    /// Who opens a released list for hits does not see that a block of it was taken and came back.
-    OpenTrustsFirstLook = "open_trusts_first_look",
-    /// The links of the queue's lanes carry no version.
-    LinksForgetVersion = "links_forget_version",
+    /// An operation on the lanes is written over another one that is under way.
+    LanesIgnoreOthers = "lanes_ignore_others",
+    /// A name is taken away by a load and a store.
+    UnnameWithoutCompare = "unname_without_compare",
     /// A thread that finds an operation of another on the lanes waits until that one has done it.
     WaitForOthers = "wait_for_others",
     /// Who helps with an operation on the lanes never looks whether it is over.

@@ -42,23 +42,23 @@ races! {
     two_takes_of_the_last_block, 3, [PermitsWithoutCompare];
     two_takes_of_fresh_blocks, 3, [PermitsWithoutCompare];
     a_take_and_a_hit_of_one_block, 3, [HitTrustsFirstLook, TakeKeepsName];
-    two_hits_of_one_free_block, 3, [HitTrustsFirstLook];
+    two_hits_of_one_free_block, 3, [HitTrustsFirstLook, WaitForOthers];
     two_hits_of_one_held_block, 3, [CountWithoutCompare];
     two_releases_of_the_last_holders, 3, [DropWithoutCompare];
     a_release_and_a_hit_of_one_block, 3, [DropWithoutCompare];
     a_fork_and_a_release_of_one_block, 3, [CountWithoutCompare, DropWithoutCompare];
-    a_name_goes_while_its_block_is_hit, 3, [HitTrustsFirstLook];
+    a_name_goes_while_its_block_is_hit, 3, [UnnameWithoutCompare];
     two_releases_to_one_tail, 2, [HelpersNeverStop];
     two_releases_to_the_head, 3, [StackIgnoresOthers];
-    neighbours_are_hit_together, 2, [HelpersNeverStop];
+    neighbours_are_hit_together, 2, [LanesIgnoreOthers];
     the_head_of_the_stack_goes_and_comes_back, 3, [StackForgetsVersion];
-    a_list_comes_back_while_a_batch_is_taken, 3, [StackForgetsVersion];
+    a_list_comes_back_while_a_batch_is_taken, 3, [StackIgnoresOthers];
     a_release_and_the_take_that_needs_it, 3, [PermitsFirst];
-    a_helper_comes_late, 2, [LinksForgetVersion, HelpersNeverStop];
-    a_released_list_is_taken_before_it_is_open, 2, [OpenTrustsFirstLook];
+    a_helper_comes_late, 2, [HelpersNeverStop];
+    a_released_list_is_taken_before_it_is_open, 1, [LanesIgnoreOthers];
     a_move_and_a_take_of_one_block, 2, [HitTrustsFirstLook];
-    two_moves_of_one_block, 2, [HitTrustsFirstLook];
-    three_threads_take_hit_and_release, 2, [HitTrustsFirstLook, DropWithoutCompare];
+    two_moves_of_one_block, 1, [HitTrustsFirstLook];
+    three_threads_take_and_release, 2, [PermitsWithoutCompare];
 }
 
 mod races {
@@ -188,34 +188,36 @@ mod races {
         settled(&queue, &[held(&taken)]);
     }
 
+    /// The lane goes empty and gets the same first block again while a helper sleeps.
     pub fn a_helper_comes_late() {
-        let queue = lane_of(2);
+        let queue = lane_and_fresh(2, 2);
         let there_and_back = |queue: &FreeQueue| {
             let hit = share(queue, 1);
-            let other = take(queue, 1);
+            let others = take(queue, 3);
             if hit.is_ok() {
                 release(queue, &[1]);
             }
-            held(&other)
+            held(&others)
         };
-        let (other, hit) = both(&queue, there_and_back, |queue| share(queue, 1));
-        settled(&queue, &[other, held(&hit)]);
+        let (others, hit) = both(&queue, there_and_back, |queue| share(queue, 1));
+        settled(&queue, &[others, held(&hit)]);
     }
 
+    /// The list is linked into the lowest lane but not open for hits; its first block is taken and comes back elsewhere.
     pub fn a_released_list_is_taken_before_it_is_open() {
         let queue = lane_of(3);
         for id in [1, 2] {
             share(&queue, id).expect("a hit");
         }
-        let around = |queue: &FreeQueue| {
+        let there_and_back = |queue: &FreeQueue| {
             let mine = take(queue, 1).expect("block 3 is free");
             queue.name(mine[0]).expect("it is held");
             release(queue, &[mine[0].get()]);
-            let Ok(mine) = take(queue, 1) else { return };
-            queue.name(mine[0]).expect("it is held");
-            release(queue, &[mine[0].get()]);
         };
-        both(&queue, |queue| release(queue, &[2, 1]), around);
+        let to_lowest = |queue: &FreeQueue| {
+            queue.release(&[block(queue, 2), block(queue, 1)], |_| 0).expect("this thread holds them");
+        };
+        both(&queue, to_lowest, there_and_back);
         settled(&queue, &[]);
     }
 
@@ -238,14 +240,14 @@ mod races {
         settled(&queue, &[]);
     }
 
-    pub fn three_threads_take_hit_and_release() {
-        let queue = lane_of(3);
-        share(&queue, 3).expect("a hit");
+    pub fn three_threads_take_and_release() {
+        let queue = stack_of(3);
+        let mine = take(&queue, 1).expect("it is free");
         let third = Arc::clone(&queue);
-        let releases = thread::spawn(move || release(&third, &[3]));
-        let (taken, hit) = both(&queue, |queue| take(queue, 1), |queue| share(queue, 1));
+        let releases = thread::spawn(move || release(&third, &[mine[0].get()]));
+        let (one, two) = both(&queue, |queue| take(queue, 1), |queue| take(queue, 1));
         releases.join().expect("the thread ends");
-        settled(&queue, &[held(&taken), held(&hit)]);
+        settled(&queue, &[one.expect("two are free"), two.expect("two are free")]);
     }
 }
 
@@ -275,14 +277,18 @@ fn both<A: 'static, B>(
     (one.join().expect("the thread ends"), two)
 }
 
-/// Blocks 1, 2, …, all named, in the default lane in this order.
-fn lane_of(blocks: u32) -> Arc<FreeQueue> {
-    let queue = FreeQueue::new(blocks + 1);
+/// Blocks 1, 2, …, all named, in the default lane in this order, and fresh ones before them.
+fn lane_and_fresh(blocks: u32, fresh: u32) -> Arc<FreeQueue> {
+    let queue = FreeQueue::new(blocks + fresh + 1);
     for block in take(&queue, blocks as usize).expect("all are free") {
         queue.name(block).expect("it is held");
     }
     release(&queue, &(1..=blocks).rev().collect::<Vec<_>>());
     Arc::new(queue)
+}
+
+fn lane_of(blocks: u32) -> Arc<FreeQueue> {
+    lane_and_fresh(blocks, 0)
 }
 
 /// Blocks 1, 2, … without names, in the stack in this order.

@@ -174,8 +174,8 @@ const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[
     (Mutant::ClampNegative, "tests/border/test_pool.py"),
     (Mutant::StackForgetsVersion, RACES),
     (Mutant::StackIgnoresOthers, RACES),
-    (Mutant::OpenTrustsFirstLook, RACES),
-    (Mutant::LinksForgetVersion, RACES),
+    (Mutant::LanesIgnoreOthers, RACES),
+    (Mutant::UnnameWithoutCompare, RACES),
     (Mutant::HelpersNeverStop, RACES),
     (Mutant::HitTrustsFirstLook, RACES),
     (Mutant::TakeKeepsName, RACES),
@@ -183,7 +183,7 @@ const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[
     (Mutant::DropWithoutCompare, RACES),
     (Mutant::PermitsWithoutCompare, RACES),
     (Mutant::PermitsFirst, RACES),
-    (Mutant::WaitForOthers, "tests/lock_freedom.rs"),
+    (Mutant::WaitForOthers, RACES),
 ];
 
 const RACES: &str = "tests/loom_queue.rs";

@@ -103,8 +103,13 @@ impl FreeQueue {
     /// [`Error::NoSuchBlock`] for an id of another pool.
     pub fn unname(&self, block: BlockId) -> Result<()> {
         self.check(block)?;
+        let cell = self.nodes.state(block.get());
+        if mutant::is_on(Mutant::UnnameWithoutCompare) {
+            cell.store(cell.load(Ordering::Relaxed) & !NAME, Ordering::Relaxed);
+            return Ok(());
+        }
         // Relaxed: nothing is handed on.
-        self.nodes.state(block.get()).fetch_and(!NAME, Ordering::Relaxed);
+        cell.fetch_and(!NAME, Ordering::Relaxed);
         Ok(())
     }
 

@@ -97,7 +97,7 @@ impl Lanes {
             // Release: who hits the block finds it in its ring.
             match state.compare_exchange(word, open, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return true,
-                Err(found) if found >> 32 == word >> 32 || mutant::is_on(Mutant::OpenTrustsFirstLook) => word = found,
+                Err(found) if found >> 32 == word >> 32 => word = found,
                 Err(_) => return false,
             }
         }
@@ -166,6 +166,11 @@ impl Lanes {
     /// Writes an operation in place of the `idle` word and carries it out. False: another one came first, nothing was done.
     fn start(&self, nodes: &Nodes, idle: u64, kind: u64, id: u32) -> bool {
         let word = idle & VERSION | kind | u64::from(id);
+        if mutant::is_on(Mutant::LanesIgnoreOthers) {
+            self.operation.0.store(word, Ordering::Release);
+            self.help(nodes, word);
+            return true;
+        }
         // Release: the chain of a push. Acquire: nothing was added since `idle`, but the word is read on from here.
         let started = self.operation.0.compare_exchange(idle, word, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if started {
@@ -250,9 +255,8 @@ impl Lanes {
     fn swing(&self, nodes: &Nodes, word: u64, (link, id): (&AtomicU64, u32), from: u32, to: u32) -> Option<()> {
         let found = self.read(link, word)?;
         if nodes.link(found, id) == from {
-            let version = if mutant::is_on(Mutant::LinksForgetVersion) { 0 } else { found };
             // Release: what made the new link right comes before. Acquire: if another helper was faster, what that one did.
-            let _ = link.compare_exchange(found, after(version, to), Ordering::AcqRel, Ordering::Acquire);
+            let _ = link.compare_exchange(found, after(found, to), Ordering::AcqRel, Ordering::Acquire);
         }
         Some(())
     }
