@@ -11,17 +11,19 @@ STEPS = 1000
 RUNNING = 32
 
 
-@pytest.fixture(params=[0, 4096], ids=["silent", "events"])
+@pytest.fixture(params=[(0, None), (4096, None), (0, (None, 64, 16))], ids=["silent", "events", "windows"])
 def decoding(make_scheduler, request):
     """A function that runs that many decode steps of 32 sequences, using the results as the engine uses them. With events
-    recorded, it reads them after each step."""
+    recorded, it reads them after each step; through windows, blocks leave in nearly every one."""
+    event_buffer_size, groups = request.param
     scheduler = make_scheduler(
-        num_blocks=RUNNING * 160,
+        num_blocks=RUNNING * (160 if groups is None else 180),
+        groups=groups,
         block_size=16,
         max_model_len=2400,
         max_num_seqs=RUNNING,
         max_num_batched_tokens=RUNNING * 20,
-        event_buffer_size=request.param,
+        event_buffer_size=event_buffer_size,
     )
     for i in range(RUNNING):
         scheduler.submit(list(range(i, i + 20)), max_tokens=2300)

@@ -63,6 +63,31 @@ def test_shapes_and_dtypes_are_the_documented_ones(busy):
     assert (plan.num_seqs, plan.num_tokens) == (3, 18)
 
 
+def test_arrays_of_several_groups_have_a_line_for_each_and_null_entries_behind_a_window(make_scheduler):
+    """[G, T] slots and [G, rows, columns] tables; the changes carry their group, those to null too."""
+    scheduler = make_scheduler(groups=[None, 6])
+    scheduler.submit(PROMPTS[2], max_tokens=9)
+    device = None
+    for _ in range(9):
+        plan = scheduler.plan(0)
+        tables = plan.block_tables
+        device = np.zeros_like(tables) if device is None else device
+        start = 0
+        for group, row, column, count in plan.dirty.tolist():
+            device[group, row, column : column + count] = plan.dirty_ids[start : start + count]
+            start += count
+        assert np.array_equal(device, tables)
+        assert plan.slot_mapping.shape == (2, plan.num_tokens)
+        row, position, block = plan.seq_slots[0], int(plan.positions[0]), int(plan.positions[-1]) // 4
+        assert (plan.slot_mapping[:, -1] // 4).tolist() == tables[:, row, block].tolist()
+        hidden = max(0, position + 1 - 6) // 4
+        assert not tables[1, row, :hidden].any()
+        assert tables[0, row, : block + 1].all()
+        assert tables[1, row, hidden : block + 1].all()
+        scheduler.commit(plan.step, np.array([7]), np.array([0, 1]), 0)
+    assert hidden == 2
+
+
 @pytest.mark.parametrize("name", ARRAYS)
 def test_an_array_read_twice_is_the_same_memory(busy, name):
     plan = busy.plan(0)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from blocktable import LLM, AuditError, SamplingParams, StalledError, _core
+from tests.model.tiny import ARCHITECTURES
 
 from .conftest import MakeLLM
 from .faults import faulty_model, raising
+from .reference import generate_reference
 from .ways import check_empty
 
 pytestmark = pytest.mark.mutant
@@ -72,7 +74,20 @@ def alike_from_the_second_block_on(make_llm: MakeLLM) -> None:
     assert found == [texts(make_llm(enable_prefix_caching=False), [prompt])[0] for prompt in prompts]
 
 
+def through_windows(_: MakeLLM) -> None:
+    """Layers with a window of 8 and without, in memory that holds no more than they see."""
+    model, prompt = ARCHITECTURES["gemma2"](), list(range(3, 103))
+    reference = generate_reference(model, [prompt], 20)
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, detokenize=False)
+    with LLM(model, num_blocks=36, block_size=4, max_num_batched_tokens=8, max_num_seqs=2, self_check=False) as llm:
+        assert [list(output.outputs[0].token_ids) for output in llm.generate({"prompt_token_ids": prompt}, params)] == reference
+        check_empty(llm)
+
+
 FAULTS: dict[str, Run] = {
+    "window_never_freed": through_windows,
+    "free_in_sight": through_windows,
+    "slots_of_first_group": through_windows,
     "tail_lost_on_preempt": preempted,
     "leak_block_on_finish": warmed,
     "short_slot": chunked,
