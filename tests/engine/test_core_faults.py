@@ -86,7 +86,6 @@ def through_windows(_: MakeLLM) -> None:
 
 FAULTS: dict[str, Run] = {
     "window_never_freed": through_windows,
-    "free_in_sight": through_windows,
     "slots_of_first_group": through_windows,
     "tail_lost_on_preempt": preempted,
     "leak_block_on_finish": warmed,

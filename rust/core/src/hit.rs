@@ -45,6 +45,15 @@ impl Hit {
 
     /// Finds the longest head of `keys` that every group accepts. Pending blocks count, and so does what waits for them.
     pub fn find(&mut self, index: &PrefixIndex, groups: &Groups, keys: &[Key]) {
+        self.find_with(groups, keys, |key| index.lookup(key));
+    }
+
+    /// The same of published blocks alone: all of it is confirmed, and every group accepts it.
+    pub fn find_published(&mut self, index: &PrefixIndex, groups: &Groups, keys: &[Key]) {
+        self.find_with(groups, keys, |key| index.lookup(key).filter(|&(_, state)| state == KeyState::Published));
+    }
+
+    fn find_with(&mut self, groups: &Groups, keys: &[Key], lookup: impl Fn(&Key) -> Option<(BlockId, KeyState)>) {
         self.tables.iter_mut().for_each(Vec::clear);
         let mut longest = keys.len();
         let mut confirmed = keys.len();
@@ -53,7 +62,7 @@ impl Hit {
                 continue;
             }
             for key in &keys[..longest] {
-                let Some((block, state)) = index.lookup(&key.in_group(group)) else { break };
+                let Some((block, state)) = lookup(&key.in_group(group)) else { break };
                 if state == KeyState::Pending {
                     confirmed = confirmed.min(table.len());
                 }
@@ -67,15 +76,15 @@ impl Hit {
         self.confirmed = confirmed.min(longest);
         self.len = longest;
         if groups.has_window() && !mutant::is_on(Mutant::FirstGroupDecides) {
-            self.fit_windows(index, groups, keys);
+            self.fit_windows(groups, keys, lookup);
         }
         for table in &mut self.tables {
             table.resize(self.len, BlockId::NULL);
         }
     }
 
-    fn fit_windows(&mut self, index: &PrefixIndex, groups: &Groups, keys: &[Key]) {
-        let known = |group: usize, number: usize| index.lookup(&keys[number].in_group(group));
+    fn fit_windows(&mut self, groups: &Groups, keys: &[Key], lookup: impl Fn(&Key) -> Option<(BlockId, KeyState)>) {
+        let known = |group: usize, number: usize| lookup(&keys[number].in_group(group));
         self.len = accepted(groups, self.len, |group, number| known(group, number).is_some());
         self.confirmed = self.confirmed.min(self.len);
         loop {
@@ -237,10 +246,16 @@ mod tests {
         let named: Vec<usize> = (0..BLOCKS).filter(|&number| hit.table(1)[number] != BlockId::NULL).collect();
         assert_eq!(named, [3, 4, 5, 6]);
         // Block 4 of the second group is unknown: its loss cannot be made up for.
-        hit.find(&index(&keys, &[all, all & !(1 << 4)], 5), &groups, &keys);
+        let gap = index(&keys, &[all, all & !(1 << 4)], 5);
+        hit.find(&gap, &groups, &keys);
         assert_eq!((hit.len(), hit.confirmed()), (BLOCKS, 5));
         let named: Vec<usize> = (0..BLOCKS).filter(|&number| hit.table(1)[number] != BlockId::NULL).collect();
         assert_eq!(named, [5, 6]);
+        // Published blocks alone serve up to there; the query at 4 sees from 2 on.
+        hit.find_published(&gap, &groups, &keys);
+        assert_eq!((hit.len(), hit.confirmed()), (4, 4));
+        assert_eq!(hit.table(1)[1], BlockId::NULL);
+        assert!(hit.table(1)[2..].iter().all(|&block| block != BlockId::NULL));
     }
 
     #[test]

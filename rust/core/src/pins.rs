@@ -80,8 +80,8 @@ impl Scheduler {
     /// them were promised to running requests. Nothing changes then.
     pub fn pin(&mut self, prompt: &Prompt) -> Result<Pinned> {
         let size = self.block_size;
-        self.hit.find(self.pool.index(), &self.groups, prompt.keys());
-        let kept = self.hit.confirmed();
+        self.hit.find_published(self.pool.index(), &self.groups, prompt.keys());
+        let kept = self.hit.len();
         if kept == 0 {
             let bound = "must begin with a whole block that is published".to_owned();
             return Err(Error::InvalidInput { field: "token_ids", value: prompt.tokens.len() as i128, bound });
