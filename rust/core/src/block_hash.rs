@@ -5,13 +5,12 @@
 //! once, in the root that is the parent of its first block. Keys depend on nothing of this process or machine: the same seed gives the
 //! same keys anywhere.
 
-use sha2::{Digest, Sha256};
-
 use crate::chain::{Adapter, Chain, Domain, Identity};
 use crate::error::{Error, Result};
 use crate::ids::{Key, TokenId};
 use crate::key_encoding::{self, Constant};
 use crate::mutant::{self, Mutant};
+use crate::sha256;
 use crate::trail::Trail;
 use crate::vllm_encoding;
 
@@ -56,7 +55,7 @@ impl BlockHasher {
             generation: 0,
             domain: [0; 32],
             deployment: Key::ROOT,
-            input: Vec::with_capacity(32 + 4 * block_size as usize),
+            input: Vec::with_capacity(128 + 4 * block_size as usize),
         };
         hasher.rooted()
     }
@@ -262,10 +261,10 @@ impl BlockHasher {
         self.digest()
     }
 
-    fn digest(&self) -> Key {
+    fn digest(&mut self) -> Key {
         Key(match self.algorithm {
             Algorithm::Blake3 => blake3::keyed_hash(&self.domain, &self.input).into(),
-            _ => Sha256::digest(&self.input).into(),
+            _ => sha256::digest(&mut self.input),
         })
     }
 }

@@ -79,10 +79,10 @@ pub fn write_block<'a>(
     fields: impl IntoIterator<Item = Field<'a>>,
 ) {
     to.extend_from_slice(&parent.0);
-    let start = to.len();
-    to.resize(start + 4 * tokens.len(), 0);
-    for (bytes, token) in to[start..].chunks_exact_mut(4).zip(tokens) {
-        bytes.copy_from_slice(&token.to_le_bytes());
+    if cfg!(target_endian = "little") {
+        to.extend_from_slice(bytemuck::cast_slice(tokens));
+    } else {
+        tokens.iter().for_each(|token| to.extend_from_slice(&token.to_le_bytes()));
     }
     for field in fields {
         match field {

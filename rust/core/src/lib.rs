@@ -50,6 +50,7 @@ mod fork;
 mod hit;
 mod planning;
 mod preemption;
+mod sha256;
 mod sight;
 mod trail;
 mod sync;
