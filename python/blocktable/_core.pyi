@@ -456,8 +456,18 @@ class BlockTable:
 class PrefixCache:
     """Finds the blocks of the longest known prefix of a prompt. The names of the contents live in the pool."""
 
-    def __new__(cls, pool: BlockPool, *, algorithm: str = "sha256", seed: bytes = b"") -> PrefixCache:
-        """Caches of one pool share blocks if algorithm and seed are equal, and never otherwise."""
+    def __new__(
+        cls,
+        pool: BlockPool,
+        *,
+        algorithm: str = "sha256",
+        seed: bytes = b"",
+        domain: str | None = None,
+        adapter: _Adapter | None = None,
+        cache_salt: str | None = None,
+    ) -> PrefixCache:
+        """Caches of one pool share blocks if all their arguments are equal, and never otherwise: one for each tenant, adapter and
+        salt, as in `Scheduler.submit`. A table is used with the cache that made it."""
 
     def match(
         self, token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64], *, reserve: int = 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blocktable import BlockHasher, InvalidInputError, Scheduler
+from blocktable import BlockHasher, BlockPool, InvalidInputError, PrefixCache, Scheduler
 
 TOKENS = list(range(10))
 
@@ -123,3 +123,41 @@ def test_nothing_is_explained_unless_it_was_asked_for(make_scheduler):
     scheduler.plan(0)
     assert scheduler.miss_reason(request) is None
     assert not any(count for name, count in scheduler.stats().items() if name.startswith("miss_"))
+
+
+def test_caches_of_one_pool_share_blocks_only_if_all_is_equal():
+    pool = BlockPool(num_blocks=64, block_size=2)
+    every = [
+        {},
+        {"domain": "a"},
+        {"domain": "b"},
+        {"cache_salt": "a"},
+        {"adapter": ("a", 1)},
+        {"domain": "a", "cache_salt": "a"},
+        {"algorithm": "sha256_cbor", "cache_salt": "a"},
+        {"algorithm": "sha256_cbor"},
+    ]
+    for said in every:
+        cache = PrefixCache(pool, **said)
+        table, found = cache.match(TOKENS)
+        assert found == 0, said
+        table.append(len(TOKENS))
+        assert cache.publish(table, TOKENS) == 5
+        table.release()
+    for said in every:
+        table, found = PrefixCache(pool, **said).match(TOKENS)
+        assert found == 8, said
+        table.release()
+    pool.audit()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("domain", ""), ("domain", 5), ("adapter", "a"), ("cache_salt", ""), ("cache_salt", [(0, 1, "a")])],
+    ids=str,
+)
+def test_a_cache_of_nobody_is_refused(field, value):
+    pool = BlockPool(num_blocks=4, block_size=2)
+    with pytest.raises(InvalidInputError) as caught:
+        PrefixCache(pool, **{field: value})
+    assert caught.value.field == field

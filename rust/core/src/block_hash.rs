@@ -196,21 +196,22 @@ impl BlockHasher {
         Ok(Prompt { tokens, keys, chain, trail, generation: self.generation })
     }
 
-    /// The same for tokens of [`Domain::Deployment`] and nothing else.
+    /// The same for a chain that is known already, and whose ranges, if it has any, fit the tokens.
     #[must_use]
-    pub fn plain_prompt(&self, tokens: Vec<TokenId>) -> Prompt {
-        self.clone().prompt(tokens, Identity::of(Domain::Deployment)).expect("nothing that could break a bound")
+    pub fn prompt_of(&self, chain: &Chain, tokens: Vec<TokenId>) -> Prompt {
+        let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
+        self.clone().extend(chain, &mut keys, &tokens);
+        Prompt { tokens, keys, chain: chain.clone(), trail: None, generation: self.generation }
     }
 
-    /// Keys of the full blocks of `tokens`, which follow the block of key `parent` in a plain chain; `None` is its start.
+    /// Keys of the full blocks of `tokens`, which follow the block of key `parent` in a chain without ranges; `None` is its start.
     #[must_use]
-    pub fn keys_behind(&self, parent: Option<&Key>, tokens: &[TokenId]) -> Vec<Key> {
+    pub fn keys_behind(&self, chain: &Chain, parent: Option<&Key>, tokens: &[TokenId]) -> Vec<Key> {
         let mut hasher = self.clone();
-        let chain = self.plain_chain();
         let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
         for block in tokens.chunks_exact(self.block_size) {
             let parent = keys.last().or(parent);
-            let key = hasher.block_key(&chain, usize::from(parent.is_some()), parent, block).expect("whole blocks");
+            let key = hasher.block_key(chain, usize::from(parent.is_some()), parent, block).expect("whole blocks");
             keys.push(key);
         }
         keys

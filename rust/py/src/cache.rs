@@ -1,12 +1,15 @@
 //! The prefix cache of a pool as Python sees it. Keys are made outside the door, with the interpreter released if that takes long.
 
 use blocktable_core::block_hash::{BlockHasher, Prompt};
+use blocktable_core::chain::Chain;
 use blocktable_core::ids::Key;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 use crate::door::released;
-use crate::error::invalid;
+use crate::error::{invalid, to_python};
 use crate::hasher::algorithm;
+use crate::identity::Said;
 use crate::pool::BlockPool;
 use crate::table::BlockTable;
 use crate::tokens::{count, token_ids};
@@ -19,19 +22,34 @@ const LONG: usize = 1024;
 pub struct PrefixCache {
     pool: Py<BlockPool>,
     hasher: BlockHasher,
+    chain: Chain,
 }
 
 #[pymethods]
 impl PrefixCache {
     #[new]
     #[pyo3(
-        signature = (pool, *, algorithm="sha256", seed=None),
-        text_signature = "(pool, *, algorithm='sha256', seed=b'')"
+        signature = (pool, *, algorithm="sha256", seed=None, domain=None, adapter=None, cache_salt=None),
+        text_signature = "(pool, *, algorithm='sha256', seed=b'', domain=None, adapter=None, cache_salt=None)"
     )]
-    fn new(py: Python<'_>, pool: Py<BlockPool>, algorithm: &str, seed: Option<&[u8]>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        pool: Py<BlockPool>,
+        algorithm: &str,
+        seed: Option<&[u8]>,
+        domain: Option<&Bound<'_, PyAny>>,
+        adapter: Option<&Bound<'_, PyAny>>,
+        cache_salt: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         let algorithm = self::algorithm(py, "algorithm", algorithm)?;
-        let hasher = BlockHasher::new(algorithm, pool.get().block_size, seed.unwrap_or_default());
-        Ok(PrefixCache { pool, hasher })
+        let mut hasher = BlockHasher::new(algorithm, pool.get().block_size, seed.unwrap_or_default());
+        if let Some(given) = cache_salt.filter(|given| !given.is_instance_of::<PyString>()) {
+            return Err(invalid(py, "cache_salt", given, "must be a text"));
+        }
+        let identity = Said { domain, public_tokens: None, adapter, cache_salt, media: None }.identity()?;
+        // Every chain of this cache: a salt for all of it fits a prompt of one token too.
+        let chain = hasher.chain(identity, 1).map_err(|refusal| to_python(py, refusal))?;
+        Ok(PrefixCache { pool, hasher, chain })
     }
 
     #[pyo3(
@@ -89,12 +107,12 @@ impl PrefixCache {
 impl PrefixCache {
     fn prompt(&self, py: Python<'_>, tokens: Vec<u32>) -> Prompt {
         let is_long = tokens.len() >= LONG;
-        let work = || self.hasher.plain_prompt(tokens);
+        let work = || self.hasher.prompt_of(&self.chain, tokens);
         if is_long { released(py, work) } else { work() }
     }
 
     fn keys(&self, py: Python<'_>, parent: Option<Key>, tokens: Vec<u32>) -> Vec<Key> {
-        let work = || self.hasher.keys_behind(parent.as_ref(), &tokens);
+        let work = || self.hasher.keys_behind(&self.chain, parent.as_ref(), &tokens);
         if tokens.len() < LONG { work() } else { released(py, work) }
     }
 }

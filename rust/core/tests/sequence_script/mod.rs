@@ -222,13 +222,13 @@ impl World {
     fn find(&mut self, seat: usize, tokens: &[TokenId], extra: Option<usize>) -> Checked {
         self.release(seat)?;
         let reserve = extra.map_or(0, |extra| tokens.len() + extra);
-        let got = self.real.find(&self.hasher.plain_prompt(tokens.to_vec()), reserve);
+        let got = self.real.find(&self.hasher.prompt_of(&self.hasher.plain_chain(), tokens.to_vec()), reserve);
         if tokens.is_empty() {
             return ensure(matches!(got, Err(Error::InvalidInput { field: "token_ids", .. })), "bad", || {
                 "empty".into()
             });
         }
-        let keys = self.hasher.plain_prompt(tokens.to_vec());
+        let keys = self.hasher.prompt_of(&self.hasher.plain_chain(), tokens.to_vec());
         let most = (tokens.len() - 1) / self.size;
         let hits: Vec<u32> =
             keys.keys()[..most].iter().map_while(|key| self.model.index.lookup(key)).map(|hit| hit.0).collect();
@@ -342,7 +342,13 @@ impl World {
             tokens = [&chain.tokens[..], &[1; 4][..self.size.min(4)]].concat();
         }
         let first = start * self.size;
-        let keys: Vec<Key> = self.hasher.plain_prompt(tokens.clone()).keys().get(start..).unwrap_or_default().to_vec();
+        let keys: Vec<Key> = self
+            .hasher
+            .prompt_of(&self.hasher.plain_chain(), tokens.clone())
+            .keys()
+            .get(start..)
+            .unwrap_or_default()
+            .to_vec();
         let got = self.real.publish(chain.id, start, &keys, tokens.len().max(first));
         let blocks = chain.blocks.get(start..).unwrap_or_default();
         let differs = |(&block, key): (&u32, &Key)| self.model.index.key(block).is_some_and(|old| old != *key);
