@@ -52,8 +52,8 @@ mod planning;
 mod preemption;
 mod sha256;
 mod sight;
-mod trail;
 mod sync;
+mod trail;
 mod weights;
 
 pub use commit::Committed;
