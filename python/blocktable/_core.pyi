@@ -466,8 +466,8 @@ class PrefixCache:
         adapter: _Adapter | None = None,
         cache_salt: str | None = None,
     ) -> PrefixCache:
-        """Caches of one pool share blocks if all their arguments are equal, and never otherwise: one for each tenant, adapter and
-        salt, as in `Scheduler.submit`. A table is used with the cache that made it."""
+        """Caches of one pool share blocks if all their arguments are equal, and never otherwise: one for each tenant, adapter
+        and salt, as in `Scheduler.submit`. A table is used with the cache that made it."""
 
     def match(
         self, token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64], *, reserve: int = 0
