@@ -34,6 +34,8 @@ mutants! {
     StackForgetsVersion = "stack_forgets_version",
     /// A list is put on the queue's stack by a load and a store.
     StackIgnoresOthers = "stack_ignores_others",
+    /// The links of the queue's lanes carry no version.
+    LinksForgetVersion = "links_forget_version",
     /// An operation on the lanes is written over another one that is under way.
     LanesIgnoreOthers = "lanes_ignore_others",
     /// A name is taken away by a load and a store.

@@ -174,6 +174,7 @@ const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[
     (Mutant::ClampNegative, "tests/border/test_pool.py"),
     (Mutant::StackForgetsVersion, RACES),
     (Mutant::StackIgnoresOthers, RACES),
+    (Mutant::LinksForgetVersion, "tests/lock_freedom.rs"),
     (Mutant::LanesIgnoreOthers, RACES),
     (Mutant::UnnameWithoutCompare, RACES),
     (Mutant::HelpersNeverStop, RACES),
@@ -183,7 +184,7 @@ const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[
     (Mutant::DropWithoutCompare, RACES),
     (Mutant::PermitsWithoutCompare, RACES),
     (Mutant::PermitsFirst, RACES),
-    (Mutant::WaitForOthers, RACES),
+    (Mutant::WaitForOthers, "tests/lock_freedom.rs"),
 ];
 
 const RACES: &str = "tests/loom_queue.rs";

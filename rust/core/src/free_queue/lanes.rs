@@ -255,8 +255,9 @@ impl Lanes {
     fn swing(&self, nodes: &Nodes, word: u64, (link, id): (&AtomicU64, u32), from: u32, to: u32) -> Option<()> {
         let found = self.read(link, word)?;
         if nodes.link(found, id) == from {
+            let version = if mutant::is_on(Mutant::LinksForgetVersion) { 0 } else { found };
             // Release: what made the new link right comes before. Acquire: if another helper was faster, what that one did.
-            let _ = link.compare_exchange(found, after(found, to), Ordering::AcqRel, Ordering::Acquire);
+            let _ = link.compare_exchange(found, after(version, to), Ordering::AcqRel, Ordering::Acquire);
         }
         Some(())
     }
