@@ -15,7 +15,7 @@ from .row import Row, read_peer_rows, with_peers
 SUMMARY = """Take and release KV blocks: ns a block, and what a pool costs to make and to hold.
 
 Runs inside Rust, one thread, by the wall clock; the best of three runs. `content`: whether the blocks carry published
-content when they are released (it is forgotten as they are taken again). More threads come with the lock-free pool."""
+content when they are released (it is forgotten as they are taken again)."""
 
 TABLE = (
     "batch", "blocks", "threads", "content", "impl", "ns_per_block", "init_ms", "first_pass_ms", "bytes_per_block",
