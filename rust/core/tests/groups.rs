@@ -129,6 +129,29 @@ fn groups_are_released_in_the_same_order_at_once_and_when_a_step_has_ended() -> 
     Ok(())
 }
 
+/// A window of four blocks, a prompt of three, two children: each branch decodes eight blocks more, and they leave in the order
+/// last, first, second. The driver audits after every call and compares each branch with its cold answer.
+#[test]
+fn branches_share_what_their_windows_see_and_each_gives_back_its_own() -> Checked {
+    for groups in [vec![GroupSpec::sliding(16)], vec![GroupSpec::FULL, GroupSpec::sliding(16)]] {
+        let mut driver = Driver::new(Config { groups, ..config(4) });
+        let first = driver.submit(prompt(1, 11), up_to(40))?.expect("it fits");
+        driver.run_step()?;
+        let branches = [Some(first), driver.fork(first, up_to(40))?, driver.fork(first, up_to(40))?];
+        let branches = branches.map(|branch| branch.expect("there are rows"));
+        for _ in 0..32 {
+            driver.run_step()?;
+        }
+        for branch in [2, 0, 1] {
+            assert!(driver.clients[&branches[branch]].outputs().len() >= 32);
+            driver.abort(branches[branch])?;
+            driver.run_step()?;
+        }
+        driver.drain()?;
+    }
+    Ok(())
+}
+
 #[test]
 fn groups_out_of_bounds_are_refused() {
     let refused = |groups: Vec<GroupSpec>| blocktable_core::Scheduler::new(Config { groups, ..config(4) }).err();
