@@ -456,26 +456,25 @@ class BlockTable:
 class PrefixCache:
     """Finds the blocks of the longest known prefix of a prompt. The names of the contents live in the pool."""
 
-    def __new__(
-        cls,
-        pool: BlockPool,
-        *,
-        algorithm: str = "sha256",
-        seed: bytes = b"",
-        domain: str | None = None,
-        adapter: _Adapter | None = None,
-        cache_salt: str | None = None,
-    ) -> PrefixCache:
-        """Caches of one pool share blocks if all their arguments are equal, and never otherwise: one for each tenant, adapter
-        and salt, as in `Scheduler.submit`. A table is used with the cache that made it."""
+    def __new__(cls, pool: BlockPool, *, algorithm: str = "sha256", seed: bytes = b"") -> PrefixCache:
+        """Caches of one pool share blocks if algorithm and seed are equal, and never otherwise."""
 
     def match(
-        self, token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64], *, reserve: int = 0
+        self,
+        token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64],
+        *,
+        reserve: int = 0,
+        domain: str | None = None,
+        public_tokens: int = 0,
+        adapter: _Adapter | None = None,
+        cache_salt: str | Sequence[_Range] | None = None,
+        media: Sequence[_Range] = (),
     ) -> tuple[BlockTable, int]:
         """A table that holds the longest published prefix, and how many tokens that is: at most all but the last one.
 
         With `reserve`, the table has blocks for so many tokens in all, or `OutOfBlocksError` is raised and nothing has changed.
-        Append what is still to be computed: `table.append(len(token_ids) - num_cached)`.
+        Append what is still to be computed: `table.append(len(token_ids) - num_cached)`. The other arguments say who may share
+        the prefix, as those of `Scheduler.submit`; the table, and every fork of it, publishes for those and nobody else.
         """
 
     def publish(

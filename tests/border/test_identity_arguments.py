@@ -137,15 +137,21 @@ def test_caches_of_one_pool_share_blocks_only_if_all_is_equal():
         {"algorithm": "sha256_cbor", "cache_salt": "a"},
         {"algorithm": "sha256_cbor"},
     ]
+    caches = {name: PrefixCache(pool, algorithm=name) for name in ("sha256", "sha256_cbor")}
+
+    def match(said):
+        who = {name: value for name, value in said.items() if name != "algorithm"}
+        cache = caches[said.get("algorithm", "sha256")]
+        return cache, *cache.match(TOKENS, **who)
+
     for said in every:
-        cache = PrefixCache(pool, **said)
-        table, found = cache.match(TOKENS)
+        cache, table, found = match(said)
         assert found == 0, said
         table.append(len(TOKENS))
         assert cache.publish(table, TOKENS) == 5
         table.release()
     for said in every:
-        table, found = PrefixCache(pool, **said).match(TOKENS)
+        _, table, found = match(said)
         assert found == 8, said
         table.release()
     pool.audit()
@@ -153,11 +159,11 @@ def test_caches_of_one_pool_share_blocks_only_if_all_is_equal():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("domain", ""), ("domain", 5), ("adapter", "a"), ("cache_salt", ""), ("cache_salt", [(0, 1, "a")])],
+    [("domain", ""), ("domain", 5), ("adapter", "a"), ("cache_salt", ""), ("cache_salt", [(0, 99, "a")])],
     ids=str,
 )
-def test_a_cache_of_nobody_is_refused(field, value):
+def test_a_match_for_nobody_is_refused(field, value):
     pool = BlockPool(num_blocks=4, block_size=2)
     with pytest.raises(InvalidInputError) as caught:
-        PrefixCache(pool, **{field: value})
+        PrefixCache(pool).match(TOKENS, **{field: value})
     assert caught.value.field == field

@@ -194,6 +194,48 @@ def test_seed_and_algorithm_separate_caches(scene):
     assert PrefixCache(scene.pool).match(TOKENS)[1] == 8
 
 
+WHO = (
+    {}, {"domain": "a"}, {"domain": "b"}, {"cache_salt": "x"}, {"cache_salt": [(0, 4, "y")]}, {"adapter": ("one", 1)},
+    {"adapter": ("one", 2)}, {"media": [(1, 3, "cat")]}, {"media": [(1, 3, "dog")]},
+)  # fmt: skip
+"""Who may share a prefix: no two of these."""
+
+
+def check_who(scene: Scene, who: dict[str, object]) -> None:
+    """What is published for one of them, by a table or by its fork, is found by that one only."""
+    tokens = list(range(50, 66))
+    with scene.cache.match(tokens, **who)[0] as table:
+        table.append(8)
+        scene.cache.publish(table, tokens[:8])
+        with table.fork() as child:
+            child.append(8)
+            scene.cache.publish(child, tokens[8:], start=8)
+    for other in WHO:
+        found, cached = scene.cache.match(tokens, **other)
+        assert cached == (12 if other == who else 0), other
+        found.release()
+    scene.pool.audit()
+
+
+@pytest.mark.parametrize("who", WHO, ids=str)
+def test_nobody_else_finds_what_is_published_for_one(scene, who):
+    check_who(scene, who)
+
+
+@pytest.mark.parametrize(("one", "other"), [("a", "b"), ("b", "a")])
+def test_tenants_share_the_public_range_and_nothing_after_it(scene, one, other):
+    tokens = list(range(50, 66))
+    with scene.cache.match(tokens, domain=one, public_tokens=8)[0] as table:
+        table.append(16)
+        scene.cache.publish(table, tokens)
+    cached = {
+        (who, public): scene.cache.match(tokens, domain=who, public_tokens=public)[1]
+        for who in (one, other)
+        for public in (0, 8)
+    }
+    assert cached == {(one, 8): 12, (other, 8): 8, (one, 0): 0, (other, 0): 0}
+
+
 def test_a_reset_of_the_cache_forgets_what_nobody_holds(scene):
     assert scene.cache.reset() == 0
     assert scene.cache.match(TOKENS)[1] == 8
@@ -338,6 +380,8 @@ REFUSALS: dict[str, tuple[type[BlocktableError], Callable[[Scene], object]]] = {
     "publish from inside a block": (InvalidInputError, lambda s: s.cache.publish(s.table, TOKENS[2:], start=2)),
     "publish with a gap": (InvalidInputError, lambda s: s.cache.publish(s.table, [], start=12)),
     "match nothing": (InvalidInputError, lambda s: s.cache.match([])),
+    "match for a tenant without a name": (InvalidInputError, lambda s: s.cache.match(TOKENS, domain="")),
+    "match with more public than there is": (InvalidInputError, lambda s: s.cache.match(TOKENS, public_tokens=11)),
     "match what is no token": (InvalidInputError, lambda s: s.cache.match([-1, 2])),
     "release what a table holds": (NotHeldError, lambda s: s.pool.release(s.table.blocks)),
     "release what is free": (NotHeldError, lambda s: s.pool.release([4, 9])),
@@ -456,6 +500,7 @@ def test_a_reset_that_keeps_tables_alive_is_noticed(bad):
 
 
 BEHAVIOUR = {
+    "chain_forgotten": lambda scene: check_who(scene, {"domain": "a"}),
     "hit_whole_prompt": lambda scene: test_the_last_token_is_always_computed(scene, 8, 4),
     "skip_ref_on_hit": test_a_match_holds_what_it_found,
     "hit_keeps_in_queue": test_a_match_holds_what_it_found,

@@ -24,11 +24,13 @@ def test_the_core_and_the_parameters_work() -> None:
         "import blocktable\n"
         "s = blocktable.Scheduler(num_blocks=9, block_size=4, vocab_size=9, max_model_len=16)\n"
         "s.submit([1, 2, 3], max_tokens=1)\n"
+        "with blocktable.PrefixCache(blocktable.BlockPool(9, 4)).match([1, 2, 3])[0] as table:\n"
+        "    print(table.append(3)[0].tolist())\n"
         "print(s.plan(0).token_ids.tolist(), blocktable.SamplingParams(max_tokens=3).max_tokens)\n"
         "print(blocktable.RequestOutput.__name__, blocktable.EngineConfig().block_size, blocktable.KVReport.__name__)\n"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "[1, 2, 3] 3\nRequestOutput 16 KVReport\n"
+    assert done.stdout == "[4, 5, 6]\n[1, 2, 3] 3\nRequestOutput 16 KVReport\n"
 
 
 @pytest.mark.parametrize("use", ["blocktable.LLM", "from blocktable import LLM"])

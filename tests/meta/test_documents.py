@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/embedding.md", "docs/testing.md"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
 
@@ -38,9 +38,10 @@ def anchors(text: str) -> set[str]:
 def test_every_link_leads_somewhere(document):
     for target in links(read(document)):
         path, _, anchor = target.partition("#")
-        assert not path or (ROOT / path).exists(), f"{document}: {target}"
-        if anchor and (not path or path.endswith(".md")):
-            assert anchor in anchors(read(path or document)), f"{document}: {target}"
+        file = (ROOT / document).parent / path if path else ROOT / document
+        assert file.exists(), f"{document}: {target}"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file.read_text()), f"{document}: {target}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

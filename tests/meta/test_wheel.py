@@ -51,8 +51,22 @@ else:
     raise SystemExit("LLM came without torch")
 assert isinstance(blocktable.MissingExtraError("a", "b", "c"), ImportError)
 
-from blocktable.testing import run_schedule
-run_schedule(seed=7)
+cache = blocktable.PrefixCache(blocktable.BlockPool(32, 4))
+with cache.match(prompt)[0] as table:
+    assert table.append(10)[0].tolist() == list(range(4, 14))
+    assert cache.publish(table, prompt) == 2
+assert cache.match(prompt)[1] == 8
+
+from blocktable import testing
+testing.run_schedule(seed=7)
+assert testing.find_bug(testing.BlocktableAllocator, model=testing.PlainAllocator, scripts=5) is None
+if importlib.util.find_spec("hypothesis") is None:
+    try:
+        testing.allocator_machine
+    except blocktable.MissingExtraError as error:
+        assert error.extra == "testing", error
+    else:
+        raise SystemExit("a state machine came without hypothesis")
 assert _core.MUTANTS == (), _core.MUTANTS
 assert _core.allocations() == 0
 assert not {"torch", "transformers", "triton"} & set(sys.modules)

@@ -73,25 +73,19 @@ def test_different_seeds_give_different_cases() -> None:
     assert len({str(case_of(seed).config) for seed in range(200)}) > 150
 
 
-ONLY_ORDER = {"free_queue_skips_one", "head_order", "forward_order", "unpublished_to_tail"}
-ONLY_COST = {"budget_before_hit", "no_budget_for_decodes", "no_prefix_wait", "preempt_self", "preempt_two"}
-OUT_OF_REACH = {"partial_take"}  # the scheduler never asks the pool for more than is free
-OF_THE_FACE = {
-    "publish_unwritten", "publish_other_tokens", "release_keeps_seat", "reset_keeps_tables", "foreign_table_taken",
-    "loose_drops_others", "clamp_negative",
-}  # fmt: skip
-"""Faults of `BlockPool` and its tables, which tests/border meets."""
-OF_EVENTS = {name for name in _core.MUTANTS if name.startswith(("event_", "snapshot_"))}
-OF_GROUPS = {"promise_unfreed", "put_back_blind", "put_back_to_start"}
-"""Faults that need one certain scene; see tests/faults/test_groups.py."""
-OF_FORKS = {
-    "fork_misses_last", "truncate_keeps_block", "write_in_place", "copy_keeps_holder", "hit_stays_parked", "guard_keeps_block",
-    "write_forked", "copy_row_short", "copy_without_lease", "failed_copy_counts", "fork_unconfirmed", "truncate_keeps_epoch",
-}  # fmt: skip
-"""Faults of forks and truncations, which the schedules of the Rust crate have."""
-NOT_HERE = ONLY_ORDER | ONLY_COST | OUT_OF_REACH | OF_THE_FACE | OF_EVENTS | OF_GROUPS | OF_FORKS
-CAN_BE_SEEN = sorted(set(_core.MUTANTS) - NOT_HERE)
-"""Planted faults that make a wrong answer, a wrong count or a stall. The others have scenes of their own in tests/faults."""
+CAN_BE_SEEN = (
+    "leak_block_on_finish", "lost_block", "double_free", "one_way_link", "grow_from_zero", "blocked_keeps_hits",
+    "skip_ref_on_hit", "hit_keeps_in_queue", "keep_key_on_reuse", "publish_at_plan", "publish_partial",
+    "hit_whole_prompt", "stale_hit", "no_rollback_on_fail", "keep_pending_on_fail", "keep_pending_on_abort",
+    "sharer_not_reset", "free_in_flight", "apply_stale_result", "preempt_equal", "admit_after_preempt", "no_never_fits",
+    "null_usable", "never_ends_alone", "tail_lost_on_preempt", "min_tokens_ignored", "abort_waiting_leaks",
+    "write_shared", "dirty_missing", "short_slot", "recount_queries_on_retry", "preempted_to_tail", "ignore_promises",
+    "orphan_entry", "stall_silently", "count_one_too_many", "key_without_parent", "free_in_sight", "window_never_freed",
+    "entry_keeps_name", "null_not_told", "short_window_hit", "first_group_decides", "one_key_for_all_groups",
+    "slots_of_first_group", "need_of_one_group",
+)  # fmt: skip
+"""Planted faults of the scheduler that make a wrong answer, a wrong count or a stall without forks and tenants. The others
+(orders, costs, keys, events, forks, tables without a scheduler) are met by tests of their own."""
 
 
 @pytest.mark.mutant

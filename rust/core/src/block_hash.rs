@@ -204,17 +204,18 @@ impl BlockHasher {
         Prompt { tokens, keys, chain: chain.clone(), trail: None, generation: self.generation }
     }
 
-    /// Keys of the full blocks of `tokens`, which follow the block of key `parent` in a chain without ranges; `None` is its start.
-    #[must_use]
-    pub fn keys_behind(&self, chain: &Chain, parent: Option<&Key>, tokens: &[TokenId]) -> Vec<Key> {
+    /// Keys of the full blocks of `tokens` from block `first` of `chain` on, which follow the block of key `parent`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] unless there is a parent exactly where there is a block before.
+    pub fn keys_from(&self, chain: &Chain, first: usize, parent: Option<&Key>, tokens: &[TokenId]) -> Result<Vec<Key>> {
         let mut hasher = self.clone();
         let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
-        for block in tokens.chunks_exact(self.block_size) {
-            let parent = keys.last().or(parent);
-            let key = hasher.block_key(chain, usize::from(parent.is_some()), parent, block).expect("whole blocks");
+        for (at, block) in tokens.chunks_exact(self.block_size).enumerate() {
+            let key = hasher.block_key(chain, first + at, keys.last().or(parent), block)?;
             keys.push(key);
         }
-        keys
+        Ok(keys)
     }
 
     /// Parent of the first block: the root, and the version of the weights if they have one.

@@ -198,6 +198,8 @@ mutants! {
     ForeignTableTaken = "foreign_table_taken",
     /// A release of single blocks drops the holders of tables.
     LooseDropsOthers = "loose_drops_others",
+    /// A table forgets whose prompt it was made for: what follows is published for everybody.
+    ChainForgotten = "chain_forgotten",
     /// The border takes a negative count for 0.
     ClampNegative = "clamp_negative",
     /// A fork counts no holder for its last block.

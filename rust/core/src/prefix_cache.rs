@@ -67,6 +67,7 @@ impl PrefixCache {
         sequence.named = self.hits.len();
         sequence.rows = sequence.named * size.tokens();
         sequence.lookup = Some(Lookup { queried, found: sequence.rows });
+        sequence.chain = (!mutant::is_on(Mutant::ChainForgotten)).then(|| prompt.chain().clone());
         if mutant::is_on(Mutant::RecountQueriesOnRetry) {
             self.count(sequence.lookup);
         }

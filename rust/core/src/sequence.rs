@@ -6,6 +6,7 @@
 use crate::block_pool::{BlockCopy, BlockPool, Release};
 use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
+use crate::chain::Chain;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
@@ -44,6 +45,8 @@ pub(crate) struct Sequence {
     pub named: usize,
     /// Counted when the first row is appended behind it.
     pub lookup: Option<Lookup>,
+    /// What the keys of its blocks depend on beside tokens; none for a plain chain.
+    pub chain: Option<Chain>,
 }
 
 impl Sequence {
@@ -71,7 +74,7 @@ impl Sequence {
     pub fn fork(&self, pool: &mut BlockPool, size: BlockSize) -> Result<Sequence> {
         let mut table = pool.fork(&self.table)?;
         pool.truncate(&mut table, self.rows, size, Release::Now)?;
-        Ok(Sequence { table, rows: self.rows, named: self.named, lookup: None })
+        Ok(Sequence { table, rows: self.rows, named: self.named, lookup: None, chain: self.chain.clone() })
     }
 
     /// Gives up all rows from `rows` on, and every block that is not needed for the others.

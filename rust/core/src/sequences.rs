@@ -11,6 +11,7 @@ use crate::block_hash::Prompt;
 use crate::block_pool::{BlockPool, Release};
 use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
+use crate::chain::Chain;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
@@ -188,7 +189,7 @@ impl Sequences {
         }
     }
 
-    /// Publishes the full blocks from block number `start` on under `keys`, their keys behind [`parent`](Self::parent); how many had
+    /// Publishes the full blocks from block number `start` on under `keys`, their keys of its [`chain`](Self::chain); how many had
     /// no name before. `tokens` is where the rows end that have been written.
     ///
     /// # Errors
@@ -199,12 +200,14 @@ impl Sequences {
         live(&mut self.seats, seat).publish(&mut self.pool, self.size, start, keys, tokens)
     }
 
-    /// Key of the block before block number `start`, from which the keys behind it are made.
+    /// What the keys from block number `start` on are made of, beside tokens: the chain, none for a plain one, and the key of the
+    /// block before.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if blocks before `start` have no name, [`Error::Released`], [`Error::ForeignTable`].
-    pub fn parent(&self, id: SequenceId, start: usize) -> Result<Option<Key>> {
-        self.sequence(id)?.parent(&self.pool, self.size, start)
+    pub fn chain(&self, id: SequenceId, start: usize) -> Result<(Option<Chain>, Option<Key>)> {
+        let sequence = self.sequence(id)?;
+        Ok((sequence.chain.clone(), sequence.parent(&self.pool, self.size, start)?))
     }
 
     /// Blocks of a sequence, in the order of its tokens; reserved ones stand behind.

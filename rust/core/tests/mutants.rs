@@ -172,6 +172,7 @@ rows! {
 /// Faults that nothing here can see, and what sees them.
 const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[
     (Mutant::ClampNegative, "tests/border/test_pool.py"),
+    (Mutant::ChainForgotten, "tests/border/test_pool.py"),
     (Mutant::StackForgetsVersion, RACES),
     (Mutant::StackIgnoresOthers, RACES),
     (Mutant::LinksForgetVersion, "tests/lock_freedom.rs"),
@@ -226,6 +227,7 @@ fn random_schedules_alone_find_most_faults() {
         "foreign_table_taken",
         "loose_drops_others",
         "clamp_negative",
+        "chain_forgotten",
     ];
     let rare = [
         "double_free",

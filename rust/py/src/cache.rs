@@ -1,10 +1,7 @@
 //! The prefix cache of a pool as Python sees it. Keys are made outside the door, with the interpreter released if that takes long.
 
-use blocktable_core::block_hash::{BlockHasher, Prompt};
-use blocktable_core::chain::Chain;
-use blocktable_core::ids::Key;
+use blocktable_core::block_hash::BlockHasher;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
 
 use crate::door::released;
 use crate::error::{invalid, to_python};
@@ -22,50 +19,43 @@ const LONG: usize = 1024;
 pub struct PrefixCache {
     pool: Py<BlockPool>,
     hasher: BlockHasher,
-    chain: Chain,
 }
 
 #[pymethods]
 impl PrefixCache {
     #[new]
     #[pyo3(
-        signature = (pool, *, algorithm="sha256", seed=None, domain=None, adapter=None, cache_salt=None),
-        text_signature = "(pool, *, algorithm='sha256', seed=b'', domain=None, adapter=None, cache_salt=None)"
+        signature = (pool, *, algorithm="sha256", seed=None),
+        text_signature = "(pool, *, algorithm='sha256', seed=b'')"
     )]
-    fn new(
-        py: Python<'_>,
-        pool: Py<BlockPool>,
-        algorithm: &str,
-        seed: Option<&[u8]>,
-        domain: Option<&Bound<'_, PyAny>>,
-        adapter: Option<&Bound<'_, PyAny>>,
-        cache_salt: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, pool: Py<BlockPool>, algorithm: &str, seed: Option<&[u8]>) -> PyResult<Self> {
         let algorithm = self::algorithm(py, "algorithm", algorithm)?;
-        let mut hasher = BlockHasher::new(algorithm, pool.get().block_size, seed.unwrap_or_default());
-        if let Some(given) = cache_salt.filter(|given| !given.is_instance_of::<PyString>()) {
-            return Err(invalid(py, "cache_salt", given, "must be a text"));
-        }
-        let identity = Said { domain, public_tokens: None, adapter, cache_salt, media: None }.identity()?;
-        // Every chain of this cache: a salt for all of it fits a prompt of one token too.
-        let chain = hasher.chain(identity, 1).map_err(|refusal| to_python(py, refusal))?;
-        Ok(PrefixCache { pool, hasher, chain })
+        let hasher = BlockHasher::new(algorithm, pool.get().block_size, seed.unwrap_or_default());
+        Ok(PrefixCache { pool, hasher })
     }
 
     #[pyo3(
         name = "match",
-        signature = (token_ids, *, reserve=None),
-        text_signature = "($self, token_ids, *, reserve=0)"
+        signature = (token_ids, *, reserve=None, domain=None, public_tokens=None, adapter=None, cache_salt=None, media=None),
+        text_signature = "($self, token_ids, *, reserve=0, domain=None, public_tokens=0, adapter=None, cache_salt=None, media=())"
     )]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of one prompt")]
     fn py_match(
         &self,
         py: Python<'_>,
         token_ids: &Bound<'_, PyAny>,
         reserve: Option<&Bound<'_, PyAny>>,
+        domain: Option<&Bound<'_, PyAny>>,
+        public_tokens: Option<&Bound<'_, PyAny>>,
+        adapter: Option<&Bound<'_, PyAny>>,
+        cache_salt: Option<&Bound<'_, PyAny>>,
+        media: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(BlockTable, usize)> {
         let tokens = self::token_ids("token_ids", token_ids)?;
         let reserve = reserve.map_or(Ok(0), |reserve| count("reserve", reserve))? as usize;
-        let prompt = self.prompt(py, tokens);
+        let identity = Said { domain, public_tokens, adapter, cache_salt, media }.identity()?;
+        let mut hasher = self.hasher.clone();
+        let prompt = work_out(py, tokens.len(), || hasher.prompt(tokens, identity))?;
         let (id, found) = self.pool.get().door.held(py, |core| core.find(&prompt, reserve))?;
         Ok((BlockTable::new(self.pool.clone_ref(py), id), found))
     }
@@ -89,8 +79,10 @@ impl PrefixCache {
             return Err(invalid(py, "start", start, &format!("must be a multiple of the block size, {size}")));
         }
         let (first, end) = ((start / size) as usize, start as usize + tokens.len());
-        let parent = self.pool.get().door.held(py, |core| core.parent(table.id(), first))?;
-        let keys = self.keys(py, parent, tokens);
+        let (chain, parent) = self.pool.get().door.held(py, |core| core.chain(table.id(), first))?;
+        let chain = chain.unwrap_or_else(|| self.hasher.plain_chain());
+        let work = || self.hasher.keys_from(&chain, first, parent.as_ref(), &tokens);
+        let keys = work_out(py, tokens.len(), work)?;
         self.pool.get().door.held(py, |core| core.publish(table.id(), first, &keys, end))
     }
 
@@ -104,15 +96,12 @@ impl PrefixCache {
     }
 }
 
-impl PrefixCache {
-    fn prompt(&self, py: Python<'_>, tokens: Vec<u32>) -> Prompt {
-        let is_long = tokens.len() >= LONG;
-        let work = || self.hasher.prompt_of(&self.chain, tokens);
-        if is_long { released(py, work) } else { work() }
-    }
-
-    fn keys(&self, py: Python<'_>, parent: Option<Key>, tokens: Vec<u32>) -> Vec<Key> {
-        let work = || self.hasher.keys_behind(&self.chain, parent.as_ref(), &tokens);
-        if tokens.len() < LONG { work() } else { released(py, work) }
-    }
+/// Hashes so many tokens, with the interpreter released if that takes long, and maps the refusal.
+fn work_out<R: Send>(
+    py: Python<'_>,
+    num_tokens: usize,
+    work: impl FnOnce() -> blocktable_core::Result<R> + Send,
+) -> PyResult<R> {
+    let result = if num_tokens < LONG { work() } else { released(py, work) };
+    result.map_err(|refusal| to_python(py, refusal))
 }
