@@ -65,6 +65,7 @@ class Scheduler:
         explain_misses: bool = False,
         event_buffer_size: int = 0,
         pin_budget: int = 0,
+        enable_partial_hits: bool = False,
     ) -> Scheduler: ...
     def submit(
         self,

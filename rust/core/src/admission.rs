@@ -6,6 +6,7 @@
 use crate::block_table::BlockTable;
 use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
+use crate::partial_hit::PartialHit;
 use crate::preemption::contains;
 use crate::request::{End, Place};
 use crate::scheduler::Scheduler;
@@ -63,6 +64,7 @@ impl Scheduler {
         }
         let rest = self.groups.need(hits * size.tokens(), hits, known) as u32;
         let free_hits = self.hit.blocks().filter(|&block| self.pool.holders(block) == 0).count() as u32;
+        let mut partial = self.find_partial(seat, hits);
         let promised = if mutant::is_on(Mutant::IgnorePromises) { 0 } else { self.promised };
         if rest + free_hits > self.pool.num_free().saturating_sub(promised) {
             if mutant::is_on(Mutant::BlockedKeepsHits) {
@@ -70,6 +72,13 @@ impl Scheduler {
             }
             return Admission::Blocked;
         }
+        let free = self.pool.num_free().saturating_sub(promised);
+        let takes_free_source = |hit: &PartialHit| self.pool.holders(hit.source) == 0 && self.pool.is_free(hit.source);
+        if rest + free_hits + u32::from(partial.as_ref().is_some_and(takes_free_source)) > free {
+            // Only its source is missing.
+            partial = None;
+        }
+        start += partial.map_or(0, |hit| hit.rows);
         let mut chunk = (known - start).min(budget);
         if mutant::is_on(Mutant::BudgetBeforeHit) {
             chunk = known.min(budget).saturating_sub(start).max(1);
@@ -84,9 +93,15 @@ impl Scheduler {
         self.hold_hits(seat);
         self.request_mut(seat).promised = rest;
         self.promised += rest;
+        if let Some(hit) = partial {
+            self.lease_source(hit);
+        }
         let now = self.block_size.blocks_for(start + chunk).saturating_sub(self.request(seat).table.len()) as u32;
         if now > 0 {
             self.take_blocks(seat, now, (now * self.groups.len() as u32).min(rest));
+        }
+        if let Some(hit) = partial {
+            self.copy_partial(seat, hits, hit);
         }
         self.note_change(seat, 0);
         if chunk > 0 {
@@ -105,6 +120,11 @@ impl Scheduler {
         }
         let keys = &request.keys[..most.min(request.keys.len())];
         self.hit.find(self.pool.index(), &self.groups, keys);
+        if let Some(at) = self.first_forged(seat) {
+            self.counters.forged_hits += 1;
+            let keys = &self.seats[seat].as_ref().expect("a seat in use").keys[..at];
+            self.hit.find(self.pool.index(), &self.groups, keys);
+        }
     }
 
     /// Makes room for all tokens, keys and blocks that a request can ever have: decoding allocates nothing.

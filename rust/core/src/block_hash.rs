@@ -149,6 +149,9 @@ impl BlockHasher {
         }
         let parent = parent.filter(|_| !mutant::is_on(Mutant::KeyWithoutParent)).copied();
         let parent = parent.unwrap_or_else(|| self.first_parent(chain));
+        let forgets = mutant::is_on(Mutant::TokensNotCompared) || mutant::is_on(Mutant::KeyWithoutLastToken);
+        let shorter = if forgets { [&tokens[..tokens.len() - 1], &[0]].concat() } else { Vec::new() };
+        let tokens = if forgets { &shorter } else { tokens };
         self.input.clear();
         let extras = chain.extras.as_deref();
         if let Some(format) = self.algorithm.vllm_format() {

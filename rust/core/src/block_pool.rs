@@ -11,6 +11,7 @@ use crate::events::{Content, EventLog};
 use crate::free_queue::{DEFAULT_LANE, FreeQueue, Freed};
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
+use crate::partial_index::PartialIndex;
 use crate::prefix_index::{KeyState, PrefixIndex};
 
 /// What happens to blocks that lose their last holder.
@@ -38,6 +39,8 @@ const NOT_PARKED: u32 = u32::MAX;
 pub struct BlockPool {
     queue: FreeQueue,
     index: PrefixIndex,
+    /// What blocks hold, if parts of them may be reused.
+    partial: Option<Box<PartialIndex>>,
     /// Lists of blocks without holders that a step in flight still names, in order of release, each last block first.
     /// A block that was hit since left the null block in its place.
     parked: Vec<BlockId>,
@@ -62,6 +65,7 @@ impl BlockPool {
         Ok(BlockPool {
             queue: FreeQueue::new(num_blocks),
             index: PrefixIndex::new(num_blocks),
+            partial: None,
             parked: Vec::new(),
             parked_ends: Vec::new(),
             parked_at: vec![NOT_PARKED; num_blocks as usize].into(),
@@ -75,6 +79,28 @@ impl BlockPool {
     pub fn recording(mut self, events: EventLog) -> Self {
         self.index.record(events);
         self
+    }
+
+    /// The same pool, which has named nothing yet, remembering what its blocks hold, so that parts of them are found.
+    #[must_use]
+    pub(crate) fn remembering(mut self, size: BlockSize) -> Self {
+        self.partial = Some(Box::new(PartialIndex::new(self.num_blocks(), size)));
+        self
+    }
+
+    /// What blocks hold, if that is remembered.
+    pub(crate) fn partial(&self) -> Option<&PartialIndex> {
+        self.partial.as_deref()
+    }
+
+    /// What `block`, which was just made pending under `key`, will hold. `mark` is a hash of its parent, its fields and its first tokens.
+    pub(crate) fn remember(&mut self, block: BlockId, key: Key, mark: u64, tokens: &[crate::ids::TokenId]) {
+        if let Some(partial) = &mut self.partial
+            && self.index.state(block) == KeyState::Pending
+            && self.index.key(block) == Some(key)
+        {
+            partial.describe(block, mark, tokens);
+        }
     }
 
     /// Blocks in all, the null block among them.
@@ -125,6 +151,12 @@ impl BlockPool {
         &self.index
     }
 
+    /// Whether `block` stands in the free queue.
+    #[must_use]
+    pub fn is_free(&self, block: BlockId) -> bool {
+        block != BlockId::NULL && self.holders(block) == 0 && self.parked_at.get(block.index()) == Some(&NOT_PARKED)
+    }
+
     /// Free blocks, the next one to be taken first.
     pub fn free_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.queue.iter()
@@ -133,7 +165,8 @@ impl BlockPool {
     /// Bytes that the pool keeps for each block.
     #[must_use]
     pub fn bytes_per_block(&self) -> f64 {
-        (FreeQueue::bytes_per_block() + size_of::<u32>()) as f64 + self.index.bytes_per_block()
+        let partial = self.partial.as_ref().map_or(0.0, |partial| partial.bytes_per_block());
+        (FreeQueue::bytes_per_block() + size_of::<u32>()) as f64 + self.index.bytes_per_block() + partial
     }
 
     /// A block id from outside.
@@ -164,7 +197,7 @@ impl BlockPool {
             return Err(error);
         }
         for &block in &table.blocks[start..] {
-            if !mutant::is_on(Mutant::KeepKeyOnReuse) && self.index.forget(block) {
+            if !mutant::is_on(Mutant::KeepKeyOnReuse) && forget(&mut self.index, &mut self.partial, block) {
                 self.evictions += 1;
             }
         }
@@ -339,7 +372,14 @@ impl BlockPool {
     /// [`Error::NoSuchBlock`] for an id of another pool.
     pub fn publish(&mut self, block: BlockId) -> Result<()> {
         self.block(block.get())?;
+        let was_pending = self.index.state(block) == KeyState::Pending;
         self.index.publish(block);
+        if was_pending
+            && let Some(partial) = &mut self.partial
+            && self.index.key(block).and_then(|key| self.index.lookup(&key)) == Some((block, KeyState::Published))
+        {
+            partial.insert(block, &self.index);
+        }
         Ok(())
     }
 
@@ -349,25 +389,25 @@ impl BlockPool {
     /// [`Error::NoSuchBlock`] for an id of another pool.
     pub fn withdraw(&mut self, block: BlockId) -> Result<()> {
         self.queue.unname(block)?;
-        self.index.forget(block);
+        forget(&mut self.index, &mut self.partial, block);
         Ok(())
     }
 
     /// Forgets all published content that nobody holds; returns how many blocks forgot theirs.
     pub fn forget_unheld(&mut self) -> u32 {
-        let queue = &self.queue;
+        let (queue, partial) = (&self.queue, &mut self.partial);
         let all = || (1..queue.num_blocks()).map(BlockId);
         let is_unheld = |block: &BlockId| queue.holders(*block) == 0;
-        let forget = |index: &mut PrefixIndex| {
-            let unname = |block: BlockId| queue.unname(block).map_or(0, |()| u32::from(index.forget(block)));
+        let mut forget_all = |index: &mut PrefixIndex| {
+            let unname = |block: BlockId| queue.unname(block).map_or(0, |()| u32::from(forget(index, partial, block)));
             all().filter(is_unheld).map(unname).sum()
         };
         let mut kept = all().filter(|block| !is_unheld(block));
         let keeps_some = kept.any(|block| self.index.state(block) == KeyState::Published);
         if keeps_some && !mutant::is_on(Mutant::EventClearsHeld) {
-            return forget(&mut self.index);
+            return forget_all(&mut self.index);
         }
-        self.index.clear(forget)
+        self.index.clear(forget_all)
     }
 
     /// Recounts A1 to A4 from `tables`, all tables that are alive.
@@ -409,7 +449,8 @@ impl BlockPool {
             }
         }
         self.queue.audit_places()?;
-        self.index.audit()
+        self.index.audit()?;
+        self.partial.as_ref().map_or(Ok(()), |partial| partial.audit(&self.index))
     }
 
     /// A pending name whose last holder is gone: nobody writes its content any more.
@@ -447,6 +488,22 @@ impl BlockPool {
         self.num_parked += freed.len();
         self.parked_ends.push(self.parked.len());
     }
+}
+
+/// Takes the name of a block's content away; true if it was published. Another block may stand for its key from now on.
+fn forget(index: &mut PrefixIndex, partial: &mut Option<Box<PartialIndex>>, block: BlockId) -> bool {
+    let Some(partial) = partial else { return index.forget(block) };
+    let stood_for = index.key(block).filter(|key| index.lookup(key) == Some((block, KeyState::Published)));
+    let was_published = index.forget(block);
+    if let Some(key) = stood_for
+        && !mutant::is_on(Mutant::PartialKeepsForgotten)
+    {
+        match index.lookup(&key) {
+            Some((next, KeyState::Published)) => partial.replace(block, next),
+            _ => partial.remove(block, index),
+        }
+    }
+    was_published
 }
 
 #[cfg(test)]

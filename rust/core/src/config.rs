@@ -44,6 +44,9 @@ pub struct Config {
     pub explain_misses: bool,
     /// Blocks that pins may hold together.
     pub pin_budget: u32,
+    /// Whether the first rows of a full block are reused by copying them, and hits are compared token by token. Only with
+    /// one group, and without a window.
+    pub enable_partial_hits: bool,
 }
 
 impl Config {

@@ -65,6 +65,12 @@ impl Scheduler {
         let kept = self.length_in_sight(entry.seat, self.block_size.full_blocks(entry.start));
         let rows = kept * self.block_size.tokens();
         self.go_back(entry.seat, rows, false);
+        let request = self.seats[entry.seat].as_mut().expect("a seat in use");
+        if entry.partial > 0 && request.num_outputs() == 0 && request.preemptions == 0 {
+            // These tokens will be computed after all.
+            request.cached = Some(rows);
+            self.counters.prefix_hits -= (entry.start - rows) as u64;
+        }
     }
 
     /// Rows without a token, of running requests that this step passes over and that may share their last block: each block once.

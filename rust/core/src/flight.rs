@@ -21,6 +21,8 @@ pub(crate) struct Entry {
     pub samples: bool,
     /// The step copies rows of the block that it writes first: they are there when the step is committed.
     pub copied: bool,
+    /// Rows among them that a partial hit brings.
+    pub partial: usize,
     /// It was forked since: who shares its last block was not there when the step was planned.
     pub forked: bool,
     /// Its blocks among [`Flight::pending`].

@@ -169,6 +169,7 @@ mod tests {
             weights_version: Vec::new(),
             explain_misses: false,
             pin_budget: 0,
+            enable_partial_hits: false,
             kv_layout: Vec::new(),
             event_buffer_size: 0,
         })

@@ -48,6 +48,8 @@ mod explain;
 mod flight;
 mod fork;
 mod hit;
+mod partial_hit;
+mod partial_index;
 mod planning;
 mod preemption;
 mod sha256;

@@ -212,6 +212,18 @@ mutants! {
     CopyKeepsHolder = "copy_keeps_holder",
     /// A hit leaves a parked block in its list.
     HitStaysParked = "hit_stays_parked",
+    /// A partial hit looks at one block of its mark.
+    PartialFirstOnly = "partial_first_only",
+    /// A partial hit copies one row more than agrees.
+    PartialRowTooMany = "partial_row_too_many",
+    /// A block that was handed out is still found by the head of its content.
+    PartialKeepsForgotten = "partial_keeps_forgotten",
+    /// The source of a partial hit may be handed out in the step that copies it.
+    PartialWithoutLease = "partial_without_lease",
+    /// Keys do not depend on a block's last token, and nobody compares tokens.
+    TokensNotCompared = "tokens_not_compared",
+    /// Keys do not depend on a block's last token.
+    KeyWithoutLastToken = "key_without_last_token",
     /// A forked sequence writes into the block that it shares.
     WriteForked = "write_forked",
     /// A copy brings one row less.

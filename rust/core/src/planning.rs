@@ -94,8 +94,8 @@ impl Scheduler {
         request.planned_in = self.steps + 1;
         self.counters.wasted_rows_sum += (self.groups.len() * (request.table.len() * size.tokens() - end)) as u64;
         let copied = std::mem::take(&mut self.copied);
-        let epoch = request.epoch;
-        let entry = Entry { seat, epoch, start, chunk, samples, copied, forked: false, pending: 0..0, shared };
+        let (epoch, partial) = (request.epoch, std::mem::take(&mut self.partial_rows));
+        let entry = Entry { seat, epoch, start, chunk, samples, copied, partial, forked: false, pending: 0..0, shared };
         self.flight.entries.push(entry);
         if self.config.enable_prefix_caching {
             self.name_completed(seat, start, end);
@@ -122,6 +122,7 @@ impl Scheduler {
         }
         let first = self.flight.pending.len();
         for at in begun..full {
+            let request = self.seats[seat].as_ref().expect("a seat in use");
             for (group, table) in request.tables().enumerate() {
                 let (block, key) = (table.blocks()[at], request.keys[at].in_group(group));
                 self.pool.make_pending(block, key).expect("a block of this pool");
@@ -132,11 +133,15 @@ impl Scheduler {
                     self.pool.describe(block, key, Content { parent, tokens, group: group as u8 });
                 }
                 self.flight.pending.push(block);
-                if mutant::is_on(Mutant::PublishAtPlan) {
-                    self.pool.publish(block).expect("a block of this pool");
+            }
+            self.remember_block(seat, at);
+            if mutant::is_on(Mutant::PublishAtPlan) {
+                for table in self.seats[seat].as_ref().expect("a seat in use").tables() {
+                    self.pool.publish(table.blocks()[at]).expect("a block of this pool");
                 }
             }
         }
+        let request = self.seats[seat].as_ref().expect("a seat in use");
         let entry = self.flight.entries.last_mut().expect("the entry of this request");
         entry.pending = first..self.flight.pending.len();
         if let Some(&next) = request.keys.get(next) {

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::event_bytes::Encoder;
 use crate::events::EventLog;
 use crate::flight::Flight;
-use crate::group::Groups;
+use crate::group::{GroupSpec, Groups};
 use crate::hit::Hit;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
 use crate::miss::{Miss, MissCounts, Seen};
@@ -74,6 +74,8 @@ pub struct Scheduler {
     pub(crate) idle_sharers: Vec<usize>,
     /// The request that is planned next writes to a block into which the step copies rows.
     pub(crate) copied: bool,
+    /// Rows of a partial hit among those.
+    pub(crate) partial_rows: usize,
     /// Ended since the last plan; those that had a row come first.
     pub(crate) ended: VecDeque<[i64; 2]>,
     pub(crate) ended_with_row: usize,
@@ -100,6 +102,9 @@ impl Scheduler {
         if config.event_buffer_size > 0 {
             pool = pool.recording(EventLog::new(config.num_blocks, config.block_size, config.event_buffer_size));
         }
+        if config.enable_partial_hits && config.enable_prefix_caching && config.groups == [GroupSpec::FULL] {
+            pool = pool.remembering(BlockSize::new(config.block_size));
+        }
         Ok(Scheduler {
             block_size: BlockSize::new(config.block_size),
             layout: Layout::new(&config),
@@ -123,6 +128,7 @@ impl Scheduler {
             untold: Vec::new(),
             idle_sharers: Vec::new(),
             copied: false,
+            partial_rows: 0,
             ended: VecDeque::new(),
             ended_with_row: 0,
             remembered: VecDeque::with_capacity(REMEMBERED),

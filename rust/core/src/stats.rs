@@ -23,6 +23,8 @@ pub struct Counters {
     pub prefix_queries: u64,
     /// Those of them that were found in the prefix cache.
     pub prefix_hits: u64,
+    /// Hits that a comparison of their tokens refused: each was taken for a miss.
+    pub forged_hits: u64,
     /// Tokens that had been computed and were given up by a preemption.
     pub recomputed_tokens: u64,
     /// Tokens planned.
@@ -42,7 +44,7 @@ pub struct Counters {
 impl Counters {
     /// Every counter with its name.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 17] {
+    pub fn named(&self) -> [(&'static str, u64); 18] {
         [
             ("steps", self.steps),
             ("submitted", self.submitted),
@@ -54,6 +56,7 @@ impl Counters {
             ("failed_steps", self.failed_steps),
             ("prefix_queries", self.prefix_queries),
             ("prefix_hits", self.prefix_hits),
+            ("forged_hits", self.forged_hits),
             ("recomputed_tokens", self.recomputed_tokens),
             ("scheduled_tokens", self.scheduled_tokens),
             ("taken_rows_sum", self.taken_rows_sum),

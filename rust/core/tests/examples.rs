@@ -341,6 +341,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         weights_version: Vec::new(),
         explain_misses: true,
         pin_budget: 0,
+        enable_partial_hits: false,
     }
 }
 

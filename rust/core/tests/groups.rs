@@ -180,6 +180,7 @@ fn config(block_size: u32) -> Config {
         weights_version: Vec::new(),
         explain_misses: false,
         pin_budget: 0,
+        enable_partial_hits: false,
         kv_layout: Vec::new(),
         event_buffer_size: 0,
     }

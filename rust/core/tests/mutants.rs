@@ -161,6 +161,12 @@ rows! {
     waiting_keeps_old_keys: WaitingKeepsOldKeys, ["weights"], key_checks::other_weights_find_nothing_of_the_old_ones;
     mixed_rows_published: MixedRowsPublished, ["weights"], key_checks::other_weights_find_nothing_of_the_old_ones;
     outputs_without_chain: OutputsWithoutChain, ["content"], key_checks::answers_belong_to_who_asked;
+    partial_first_only: PartialFirstOnly, ["partial"], prompts_branch_inside_blocks;
+    partial_row_too_many: PartialRowTooMany, ["sight", "partial"], prompts_branch_inside_blocks;
+    partial_keeps_forgotten: PartialKeepsForgotten, ["A4"], partial_blocks_are_handed_out_again;
+    partial_without_lease: PartialWithoutLease, ["A2", "sight"], a_partial_source_is_the_next_to_go;
+    tokens_not_compared: TokensNotCompared, ["exact", "sight"], prompts_differ_in_a_last_token;
+    key_without_last_token: KeyWithoutLastToken, ["forged", "hit"], prompts_differ_in_a_last_token;
     write_forked: WriteForked, ["A5"], a_request_is_forked;
     copy_row_short: CopyRowShort, ["sight"], a_request_is_forked;
     copy_without_lease: CopyWithoutLease, ["A2"], a_request_goes_back_into_a_published_block;
@@ -246,6 +252,10 @@ fn random_schedules_alone_find_most_faults() {
         "hit_stays_parked",
         "guard_keeps_block",
         "failed_copy_counts",
+        "partial_first_only",
+        "partial_without_lease",
+        "tokens_not_compared",
+        "key_without_last_token",
         "fork_unconfirmed",
     ];
     // What no schedule has, and what needs more of them: who may share is one in four here, and differs in one way of twelve.
@@ -409,6 +419,67 @@ fn a_sharer_is_forked_in_flight() -> Checked {
     driver.fork(sharer, up_to(5))?;
     driver.fail()?;
     driver.drain()
+}
+
+/// Prompts leave each other at every place inside blocks of 8; what is reused is what a walk over all of them says.
+fn prompts_branch_inside_blocks() -> Checked {
+    let mut driver = Driver::new(Config { enable_partial_hits: true, ..config(200, 8) });
+    let mut before: Vec<Vec<u32>> = Vec::new();
+    for number in 0..40_u32 {
+        let stays = (number * 7 % 37) as usize;
+        let tokens: Vec<u32> =
+            (0..40).map(|at| if at < stays { at as u32 } else { 100 + number % 5 * 10 + at as u32 }).collect();
+        let id = driver.submit(tokens.clone(), up_to(1))?.expect("it fits");
+        driver.drain()?;
+        let common = |other: &Vec<u32>| {
+            let same = other.iter().zip(&tokens).take_while(|(ours, theirs)| ours == theirs).count();
+            let (full, rest) = (same.min(39) / 8 * 8, same.min(39) % 8);
+            full + if rest >= 2 { rest } else { 0 }
+        };
+        let wanted = before.iter().map(common).max().unwrap_or(0);
+        let cached = driver.clients[&id].cached;
+        ensure(cached == Some(wanted), "partial", || {
+            format!("prompt {number}: {cached:?} tokens are cached, {wanted} could be")
+        })?;
+        before.push(tokens);
+    }
+    ensure(driver.seen.partial_hits > 10, "rare", || format!("{:?}", driver.seen))
+}
+
+/// Six blocks of 4: every second prompt evicts what the one before left.
+fn partial_blocks_are_handed_out_again() -> Checked {
+    let mut driver = Driver::new(Config { enable_partial_hits: true, ..config(7, 4) });
+    for number in 0..12 {
+        let tokens: Vec<u32> = prompt(1, 6).into_iter().chain((0..12).map(|at| number * 50 + at)).collect();
+        driver.submit(tokens, up_to(2))?;
+        driver.drain()?;
+    }
+    Ok(())
+}
+
+/// The only free blocks are one that is empty and the source.
+fn a_partial_source_is_the_next_to_go() -> Checked {
+    let mut driver = Driver::new(Config { enable_partial_hits: true, ..config(5, 4) });
+    for number in 0..12 {
+        let tokens: Vec<u32> = prompt(1, 3).into_iter().chain((0..9).map(|at| number * 50 + at)).collect();
+        driver.submit(tokens, up_to(2))?;
+        driver.submit(prompt(1, 3).into_iter().chain([900 + number]).collect(), up_to(2))?;
+        driver.drain()?;
+    }
+    Ok(())
+}
+
+/// Their last full blocks differ in the last token.
+fn prompts_differ_in_a_last_token() -> Checked {
+    let mut driver = Driver::new(Config { enable_partial_hits: true, event_buffer_size: 0, ..config(40, 4) });
+    for last in 0..3 {
+        let mut tokens = prompt(1, 9);
+        tokens[7] = 900 + last;
+        driver.submit(tokens, up_to(2))?;
+        driver.drain()?;
+    }
+    let forged = driver.scheduler.counters().forged_hits;
+    ensure(forged == 0, "forged", || format!("{forged} hits were forged"))
 }
 
 /// 12 tokens in blocks of 4: two of its three full blocks are hit, the last token is computed.
@@ -754,6 +825,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         weights_version: Vec::new(),
         explain_misses: true,
         pin_budget: 0,
+        enable_partial_hits: false,
     }
 }
 

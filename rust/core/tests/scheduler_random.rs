@@ -58,6 +58,7 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("skipped", rare.skipped as u64),
         ("out_of_sight", rare.out_of_sight as u64),
         ("hits_through_windows", rare.hits_through_windows as u64),
+        ("partial_hits", rare.partial_hits as u64),
         ("forked", rare.forked as u64),
         ("truncated", rare.truncated as u64),
         ("copies", rare.copies as u64),

@@ -47,10 +47,10 @@ impl Scheduler {
         signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
             max_waiting=None, long_prefill_threshold=None, max_preemptions=None, groups=None, enable_prefix_caching=true,
             hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", explain_misses=false, event_buffer_size=None,
-            pin_budget=None),
+            pin_budget=None, enable_partial_hits=false),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
             max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', kv_layout=b'', \
-            weights_version='', explain_misses=False, event_buffer_size=0, pin_budget=0)"
+            weights_version='', explain_misses=False, event_buffer_size=0, pin_budget=0, enable_partial_hits=False)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
     fn new(
@@ -73,6 +73,7 @@ impl Scheduler {
         explain_misses: bool,
         event_buffer_size: Option<&Bound<'_, PyAny>>,
         pin_budget: Option<&Bound<'_, PyAny>>,
+        enable_partial_hits: bool,
     ) -> PyResult<Self> {
         let or =
             |field, given: Option<&Bound<'_, PyAny>>, default| given.map_or(Ok(default), |given| count(field, given));
@@ -95,6 +96,7 @@ impl Scheduler {
             weights_version: weights_version.as_bytes().to_vec(),
             explain_misses,
             pin_budget: or("pin_budget", pin_budget, 0)?,
+            enable_partial_hits,
         };
         let core = core::Scheduler::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
         let set = || ArraySet::new(py, &config, core.layout()).map(Arc::new);
@@ -348,6 +350,7 @@ impl Scheduler {
         let windows = config.groups.iter().map(|group| group.window);
         dict.set_item("groups", PyTuple::new(py, windows)?)?;
         dict.set_item("enable_prefix_caching", config.enable_prefix_caching)?;
+        dict.set_item("enable_partial_hits", config.enable_partial_hits)?;
         dict.set_item("explain_misses", config.explain_misses)?;
         dict.set_item("hash_algorithm", config.hash_algorithm.name())?;
         dict.set_item("hash_seed", config.hash_seed.as_slice())?;

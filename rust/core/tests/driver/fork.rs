@@ -86,8 +86,13 @@ impl Driver {
         let entry = &self.step.as_ref().expect("a plan in flight").entries[at];
         let Some(kept) = entry.copied.filter(|_| !entry.is_stale) else { return };
         let rows = kept * self.block_size();
+        let (start, is_partial_hit) = (entry.start, entry.is_partial_hit);
         let client = self.clients.get_mut(&entry.id).expect("a known request");
         (client.computed, client.granted) = (rows, rows);
+        if is_partial_hit && client.outputs().is_empty() && client.preemptions == 0 {
+            client.cached = Some(rows);
+            self.expected.prefix_hits -= (start - rows) as u64;
+        }
         self.seen.lost_copies += 1;
     }
 

@@ -59,6 +59,8 @@ pub struct Seen {
     /// Puttings back that lost all, since a window needs more than is named.
     pub put_back_to_nothing: usize,
     pub pinned: usize,
+    /// Admissions that reuse a part of a block.
+    pub partial_hits: usize,
     pub forked: usize,
     pub truncated: usize,
     /// Copies that plans asked for.

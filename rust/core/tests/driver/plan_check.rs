@@ -153,9 +153,15 @@ impl Driver {
             let len = self.clients[&id].tokens.len();
             let (first, chunk) = (plan.query_starts[seq] as usize, plan.chunks()[seq]);
             let start = plan.positions[first] as usize;
-            ensure(start.is_multiple_of(size) && start < len, "hit", || {
-                format!("request {id} starts at {start} of {len}")
+            // A part of a block is copied, at least a quarter of it.
+            let target = plan.slot_mapping[first] / size as i64;
+            let copied =
+                plan.copies.iter().find(|copy| i64::from(copy[2]) == target).map_or(0, |copy| copy[3] as usize);
+            let is_partial = copied * 4 >= size && self.config().enable_partial_hits;
+            ensure(start % size == copied && (copied == 0 || is_partial) && start < len, "hit", || {
+                format!("request {id} starts at {start} of {len}, {copied} rows are copied")
             })?;
+            self.seen.partial_hits += usize::from(copied > 0);
             let sure = self.still_published(id, &before.published[&id]);
             ensure(start >= sure * size, "hit", || {
                 format!("request {id} starts at {start}, {sure} blocks of {size} were there for it")
@@ -221,7 +227,7 @@ impl Driver {
         for (id, row) in &plan.admitted {
             let client = &self.clients[id];
             let seq = plan.seq_slots.iter().position(|planned| planned == row).expect("checked before");
-            let needed = plan.positions[plan.query_starts[seq] as usize] as usize + size;
+            let needed = plan.positions[plan.query_starts[seq] as usize] as usize / size * size + size;
             let comes_to_it = |&before: &usize| {
                 let writer = self.client_in_row(plan.seq_slots[before]).expect("checked before");
                 let stands_in_it = plan.seq_lens[before] as usize / size + 1 == needed / size;

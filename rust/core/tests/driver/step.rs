@@ -46,6 +46,8 @@ pub struct Entry {
     pub lost_sight: bool,
     /// The block of its first row gets rows copied in this step; if that fails it goes back to so many table entries.
     pub copied: Option<usize>,
+    /// Those rows are a partial hit.
+    pub is_partial_hit: bool,
     /// What the step brings for it does not count any more.
     pub is_stale: bool,
 }
@@ -72,7 +74,10 @@ impl Driver {
         let mut without_forks = plan.clone();
         without_forks.admitted.retain(|(id, _)| !before.running.contains(id));
         self.check_plan(&without_forks, &before)?;
-        let entries = self.entries_of(&plan);
+        let mut entries = self.entries_of(&plan);
+        for entry in entries.iter_mut().filter(|entry| entry.copied.is_some()) {
+            entry.is_partial_hit = without_forks.admitted.iter().any(|(id, _)| *id == entry.id);
+        }
         for entry in &entries {
             let client = self.clients.get_mut(&entry.id).expect("a known request");
             client.computed = entry.start;
@@ -348,6 +353,7 @@ impl Driver {
                 kept: 0,
                 lost_sight: false,
                 copied: None,
+                is_partial_hit: false,
                 is_stale: false,
             });
         }

@@ -46,6 +46,7 @@ pub fn scene() -> Driver {
         hash_seed: Vec::new(),
         event_buffer_size: 64,
         pin_budget: 0,
+        enable_partial_hits: false,
         groups: vec![GroupSpec::FULL],
         kv_layout: Vec::new(),
         weights_version: Vec::new(),

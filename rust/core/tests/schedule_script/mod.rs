@@ -105,6 +105,7 @@ fn configs() -> impl Strategy<Value = Config> {
         weights_version: Vec::new(),
         explain_misses: true,
         pin_budget: rows.div_ceil(block_size).saturating_sub(2) / 2,
+        enable_partial_hits: rows % 4 != 3,
     })
 }
 

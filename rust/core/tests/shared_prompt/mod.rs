@@ -130,5 +130,6 @@ fn config(num_blocks: u32, budget: u32) -> Config {
         weights_version: Vec::new(),
         explain_misses: false,
         pin_budget: 0,
+        enable_partial_hits: false,
     }
 }
