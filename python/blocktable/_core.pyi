@@ -343,6 +343,11 @@ def bench_pool(*, num_blocks: int, batch: int, published: bool, rounds: int) -> 
 
     Figures: `ns_per_block`, `init_ms`, `first_pass_ms`, `bytes_per_block`."""
 
+def bench_queue(
+    *, implementation: str, num_blocks: int, batch: int, published: bool, threads: int, rounds: int
+) -> dict[str, float]:
+    """Time take + release of a queue of blocks: `ours`, `mutex` or `crossbeam`, on one or more threads."""
+
 def bench_hash(*, algorithm: str, blocks: int) -> dict[str, float]:
     """Time chained hashing of 16-token blocks inside Rust, after checking a known key: `ns_per_block`, `tokens_per_s`."""
 

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 
 mod allocations;
 mod bench;
+mod bench_queue;
 mod buffer;
 mod cache;
 mod door;
@@ -30,6 +31,8 @@ mod _core {
     use super::allocations::allocations;
     #[pymodule_export]
     use super::bench::{bench_hash, bench_match, bench_pool};
+    #[pymodule_export]
+    use super::bench_queue::bench_queue;
     #[pymodule_export]
     use super::cache::PrefixCache;
     #[pymodule_export]
