@@ -16,7 +16,7 @@ from .row import Row, read_peer_rows, with_peers
 SUMMARY = """Take and release KV blocks: ns a block, and what a pool costs to make and to hold.
 
 Runs inside Rust, by the wall clock, the best of three runs; with several threads the time of a block is wall time over the
-blocks of all. `impl`: `ours` is the lock-free queue with its reference counts, `pool` all of the block pool with its prefix index
+blocks of all. `impl`: `ours` is the lock-free queue with its reference counts, `pool` all of the block pool with its index
 (one thread), `mutex` a deque and counts behind a lock, `crossbeam` a bounded ring and counts (first in, first out; it cannot
 take a block out of the middle, so no content). `content`: whether blocks carry published content when they are released."""
 
