@@ -174,6 +174,13 @@ impl Scheduler {
                 }
             }
         }
+        if self.pool.retention().is_some() {
+            for group in 0..self.groups.len() {
+                for (number, &block) in self.hit.table(group).iter().enumerate() {
+                    self.pool.ask(block, number, request.worth(number * self.block_size.tokens()));
+                }
+            }
+        }
         request.published = self.hit.len();
         if mutant::is_on(Mutant::WriteShared)
             && let Some((block, _)) = request.keys.get(self.hit.len()).and_then(|key| self.pool.index().lookup(key))

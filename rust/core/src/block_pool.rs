@@ -13,6 +13,7 @@ use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
 use crate::partial_index::PartialIndex;
 use crate::prefix_index::{KeyState, PrefixIndex};
+use crate::retention::{Retention, Worth};
 
 /// What happens to blocks that lose their last holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,8 @@ pub struct BlockPool {
     parked_at: Box<[u32]>,
     num_parked: u32,
     evictions: u64,
+    /// What blocks are worth, from the first request on that asks for something.
+    retention: Option<Box<Retention>>,
 }
 
 impl BlockPool {
@@ -71,6 +74,7 @@ impl BlockPool {
             parked_at: vec![NOT_PARKED; num_blocks as usize].into(),
             num_parked: 0,
             evictions: 0,
+            retention: None,
         })
     }
 
@@ -220,6 +224,9 @@ impl BlockPool {
         } else {
             self.queue.share(block)?;
         }
+        if let Some(retention) = &mut self.retention {
+            retention.hit(block);
+        }
         if mutant::is_on(Mutant::SkipRefOnHit) {
             let _ = self.queue.drop_holders(&[block], |_| DEFAULT_LANE);
         }
@@ -244,7 +251,14 @@ impl BlockPool {
     /// # Errors
     /// [`Error::NoSuchBlock`] for an id of another pool; [`Error::NotHeld`] if an entry has no holder left. Nothing changes then.
     pub fn release_blocks(&mut self, blocks: &[BlockId], when: Release) -> Result<()> {
-        let freed = self.queue.drop_holders(blocks, |_| DEFAULT_LANE)?;
+        let freed = match &mut self.retention {
+            None => self.queue.drop_holders(blocks, |_| DEFAULT_LANE)?,
+            Some(retention) => {
+                let freed = self.queue.drop_holders(blocks, |block| retention.worth(block).priority)?;
+                self.queue.freed_ids(&freed).for_each(|block| retention.released(block));
+                freed
+            }
+        };
         if freed.has_named() {
             self.withdraw_pending(&freed);
         }
@@ -253,6 +267,50 @@ impl BlockPool {
             Release::Parked => self.park(&freed),
         }
         Ok(())
+    }
+
+    /// From now on blocks may be worth more or less than the default. Takes the memory for that, once.
+    pub fn use_retention(&mut self) {
+        if self.retention.is_none() {
+            self.retention = Some(Box::new(Retention::new(self.num_blocks())));
+        }
+    }
+
+    /// What blocks are worth, if that is in use.
+    #[must_use]
+    pub fn retention(&self) -> Option<&Retention> {
+        self.retention.as_deref()
+    }
+
+    /// Who writes or hits the content of `block`, number `number` of its chain, asks `asked` for it. Without retention in use nothing
+    /// happens.
+    pub fn ask(&mut self, block: BlockId, number: usize, asked: Worth) {
+        if let Some(retention) = &mut self.retention
+            && block != BlockId::NULL
+        {
+            retention.ask(block, number, asked);
+        }
+    }
+
+    /// Tells the time, from which releases count.
+    pub fn tell_time(&mut self, now_us: u64) {
+        if let Some(retention) = &mut self.retention {
+            retention.tell_time(now_us);
+        }
+    }
+
+    /// Free blocks whose time is over at `now_us` join the tail of the default lane, in the order in which their times ended.
+    pub fn expire(&mut self, now_us: u64) {
+        let Some(retention) = &mut self.retention else { return };
+        retention.begin_expiry(now_us);
+        while let Some((block, due_us)) = retention.next_over() {
+            if self.queue.is_out(block) {
+                retention.wait(block, due_us);
+            } else if self.queue.lane(block).is_some() && !mutant::is_on(Mutant::NothingExpires) {
+                retention.fall(block);
+                self.queue.move_to_lane(block, DEFAULT_LANE).expect("a block in a lane is free");
+            }
+        }
     }
 
     /// A second table over the blocks of `table`, each with one holder more. Costs O(blocks) and copies no row.
@@ -356,6 +414,11 @@ impl BlockPool {
     pub fn make_pending(&mut self, block: BlockId, key: Key) -> Result<()> {
         self.block(block.get())?;
         if self.queue.name(block).is_ok() {
+            if let Some(retention) = &mut self.retention
+                && self.index.state(block) == KeyState::Unnamed
+            {
+                retention.begin(block);
+            }
             self.index.make_pending(block, key);
         }
         Ok(())

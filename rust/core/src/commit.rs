@@ -42,6 +42,7 @@ impl Scheduler {
         committed.dropped.clear();
         committed.accepted = 0;
         self.flight.land();
+        self.pool.tell_time(now_us);
         self.pool.end_leases();
         let mut sample = 0;
         for at in 0..self.flight.entries.len() {

@@ -278,6 +278,18 @@ mutants! {
     PinOverBudget = "pin_over_budget",
     /// A pin that is given back keeps its blocks.
     UnpinKeepsHolder = "unpin_keeps_holder",
+    /// A block is worth what was last asked for it, not the most.
+    LastAskerDecides = "last_asker_decides",
+    /// A hit does not start a block's time anew.
+    HitRefreshesNothing = "hit_refreshes_nothing",
+    /// A block whose time is over stays where it is.
+    NothingExpires = "nothing_expires",
+    /// A range counts only for the blocks that it touches, not for those before them.
+    RangeLiftsItsOwnOnly = "range_lifts_its_own_only",
+    /// New content is worth what the block's old content was.
+    OldWorthStays = "old_worth_stays",
+    /// Of blocks whose time is over at once the first of the chain goes first.
+    ShallowFirst = "shallow_first",
 }
 
 #[cfg(feature = "mutants")]

@@ -27,6 +27,7 @@ impl Scheduler {
         self.draft.apply_to_tables(shape, memory.tables);
         self.draft.clear();
         self.flight.clear();
+        self.pool.expire(now_us);
         self.frontier.clear();
         self.idle_sharers.clear();
         let mut budget = self.config.max_num_batched_tokens as usize;
@@ -126,6 +127,9 @@ impl Scheduler {
             for (group, table) in request.tables().enumerate() {
                 let (block, key) = (table.blocks()[at], request.keys[at].in_group(group));
                 self.pool.make_pending(block, key).expect("a block of this pool");
+                if self.pool.retention().is_some() {
+                    self.pool.ask(block, at, request.worth(at * size.tokens()));
+                }
                 if self.config.event_buffer_size > 0
                     && let Some(tokens) = request.tokens.get(size.tokens() * at..size.tokens() * (at + 1))
                 {

@@ -9,6 +9,7 @@ use crate::chain::Chain;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
 use crate::miss::Miss;
 use crate::mutant::{self, Mutant};
+use crate::retention::{Ranges, Worth};
 use crate::trail::Trail;
 
 /// How a request ended.
@@ -95,6 +96,8 @@ pub struct Request {
     pub(crate) submitted_us: u64,
     /// Prompt tokens found in the prefix cache at the first admission.
     pub(crate) cached: Option<usize>,
+    /// What it asks for its blocks, if anything.
+    pub(crate) retention: Option<Box<Ranges>>,
     /// Hit of the first look; used by a mutant only.
     pub(crate) first_hit: Option<usize>,
 }
@@ -125,6 +128,7 @@ impl Request {
             planned_in: 0,
             preemptions: 0,
             cached: None,
+            retention: None,
             first_hit: None,
         }
     }
@@ -166,6 +170,11 @@ impl Request {
         self.table.blocks.truncate(len);
         self.others.iter_mut().for_each(|table| table.blocks.truncate(len));
         list
+    }
+
+    /// What the block that begins with token `start` is worth to it.
+    pub(crate) fn worth(&self, start: usize) -> Worth {
+        self.retention.as_ref().map_or(Worth::DEFAULT, |ranges| ranges.worth(start))
     }
 
     /// Tokens whose rows are not computed.

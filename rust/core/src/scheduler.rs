@@ -25,6 +25,7 @@ use crate::mutant::{self, Mutant};
 use crate::pins::Pins;
 use crate::plan::{Draft, Layout};
 use crate::request::{End, Limits, Place, Request};
+use crate::retention::Ranges;
 use crate::stats::Counters;
 
 /// Ended requests whose cached tokens are still known.
@@ -165,6 +166,17 @@ impl Scheduler {
         self.waiting.push_back(seat);
         self.counters.submitted += 1;
         Ok(id)
+    }
+
+    /// Asks how long the blocks of a request, which was just submitted, are to stay when nobody holds them.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`] if it has ended or never was.
+    pub fn set_retention(&mut self, id: RequestId, ranges: Ranges) -> Result<()> {
+        let seat = self.seat_of(id).ok_or(Error::UnknownRequest { request: id })?;
+        self.pool.use_retention();
+        self.request_mut(seat).retention = Some(Box::new(ranges));
+        Ok(())
     }
 
     /// A prompt with what this scheduler needs to know of it.

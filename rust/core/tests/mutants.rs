@@ -12,6 +12,7 @@ mod key_checks;
 mod mirror;
 mod model;
 mod pool_script;
+mod retention_script;
 mod schedule_script;
 mod seed;
 mod sequence_script;
@@ -128,6 +129,12 @@ rows! {
     event_gap_silent: EventGapSilent, ["numbers"], more_happens_in_a_step_than_the_ring_holds;
     event_clears_held: EventClearsHeld, ["mirror"], a_reset_meets_a_request_that_runs;
     event_count_wrong: EventCountWrong, ["bytes"], one_request_runs_to_its_end;
+    last_asker_decides: LastAskerDecides, ["order", "I58"], random_retention_scripts;
+    hit_refreshes_nothing: HitRefreshesNothing, ["order", "I58"], random_retention_scripts;
+    nothing_expires: NothingExpires, ["order", "I58"], random_retention_scripts;
+    range_lifts_its_own_only: RangeLiftsItsOwnOnly, ["order", "I58"], random_retention_scripts;
+    old_worth_stays: OldWorthStays, ["order", "I58"], random_retention_scripts;
+    shallow_first: ShallowFirst, ["order", "I58"], random_retention_scripts;
     pin_over_budget: PinOverBudget, ["pin"], a_pin_is_over_the_budget;
     unpin_keeps_holder: UnpinKeepsHolder, ["A2"], a_pin_is_given_back;
     snapshot_forgets_one: SnapshotForgetsOne, ["snapshot"], the_last_block_is_published;
@@ -274,7 +281,16 @@ fn random_schedules_alone_find_most_faults() {
         "salt_in_first_block_only",
         "adapter_load_forgotten",
     ];
-    let elsewhere = [&orders[..], &sequences, &tables, &rare, &keys].concat();
+    // What only decides who is evicted first.
+    let retention = [
+        "last_asker_decides",
+        "hit_refreshes_nothing",
+        "nothing_expires",
+        "range_lifts_its_own_only",
+        "old_worth_stays",
+        "shallow_first",
+    ];
+    let elsewhere = [&orders[..], &sequences, &tables, &rare, &keys, &retention].concat();
     let threads = |name: &&str| CAUGHT_ELSEWHERE.iter().any(|(fault, _)| fault.name() == *name);
     missed.retain(|name| !elsewhere.contains(name) && !threads(name));
     assert!(missed.is_empty(), "300 random schedules do not find {missed:?}");
@@ -351,6 +367,11 @@ fn random_sequence_scripts_find_the_faults_that_they_share_with_the_scheduler() 
         let found = under(fault, random_sequence_scripts);
         assert!(found.is_err(), "{} is not found", fault.name());
     }
+}
+
+/// Chains with retention on the pool alone, beside their model.
+fn random_retention_scripts() -> Checked {
+    seed::sweep(1, 400, &retention_script::scripts(), |script| script.run())
 }
 
 /// 10 tokens and 7 outputs, the newest of which has no row: four full blocks.

@@ -65,6 +65,7 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("lost_copies", rare.lost_copies as u64),
         ("events", driver.followers.read),
         ("pinned", rare.pinned as u64),
+        ("kept", rare.kept as u64),
         ("event_restarts", driver.followers.first.restarts as u64),
     ];
     for (what, times) in happened {

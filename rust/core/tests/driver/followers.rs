@@ -38,6 +38,19 @@ impl Followers {
             let same = (&late.keys, late.next) == (&self.first.keys, self.first.next);
             ensure(same, "snapshot", || format!("a late reader has {late:?}, the first {:?}", self.first))?;
         }
-        self.first.compare(scheduler.pool().index())
+        self.first.compare(scheduler.pool().index())?;
+        self.check_chains(scheduler)
+    }
+
+    /// I58: in a group that sees everything no key outlives the one before it in its chain.
+    fn check_chains(&self, scheduler: &Scheduler) -> Checked {
+        let groups = &scheduler.config().groups;
+        let full = |group: u8| groups[usize::from(group)].window.is_none();
+        let chains = self.first.keys.iter().filter(|((group, _), _)| full(*group));
+        for ((group, key), parent) in chains {
+            let has_parent = parent.is_none_or(|parent| self.first.keys.contains_key(&(*group, parent)));
+            ensure(has_parent, "I58", || format!("{key:?} of group {group} is there and {parent:?} is not"))?;
+        }
+        Ok(())
     }
 }

@@ -26,9 +26,10 @@ use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::{BlockId, Key, RequestId};
 use blocktable_core::prefix_index::KeyState;
 use blocktable_core::request::{End, Limits};
+use blocktable_core::retention::{Ranges, TokenRange};
 use blocktable_core::stats::Counters;
 
-use crate::broken::{Broken, Checked, audited, ensure};
+use crate::broken::{Broken, Checked, audited, broken, ensure};
 use oracle::first_seen;
 
 pub use client::Client;
@@ -67,6 +68,8 @@ pub struct Seen {
     pub copies: usize,
     /// Requests that lost rows because the step that was to copy them failed.
     pub lost_copies: usize,
+    /// Requests that asked for retention.
+    pub kept: usize,
 }
 
 /// A scheduler, the memory of its plans, the oracle model, and the books of its caller.
@@ -168,6 +171,15 @@ impl Driver {
         };
         self.settle()?;
         Ok(id)
+    }
+
+    /// Asks how long the blocks of a request are to stay.
+    pub fn keep(&mut self, id: u64, ranges: &[TokenRange]) -> Checked {
+        let ranges = Ranges::new(ranges).expect("valid ranges");
+        let result = self.scheduler.set_retention(RequestId(id), ranges);
+        result.or_else(|error| broken("retention", error.to_string()))?;
+        self.seen.kept += 1;
+        self.settle()
     }
 
     /// Aborts a request, in whatever state it is.

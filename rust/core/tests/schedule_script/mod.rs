@@ -13,6 +13,7 @@ use blocktable_core::chain::{Adapter, Domain, Identity, Media, Salt};
 use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::request::Limits;
+use blocktable_core::retention::TokenRange;
 
 use crate::broken::{Checked, ensure};
 use crate::driver::{ColdAnswer, Driver, mark};
@@ -32,6 +33,8 @@ pub struct Ask {
     min_tokens: u32,
     /// The output of the cold answer that is made a stop token.
     stop_at: Option<usize>,
+    /// How long its blocks are to stay.
+    kept: Option<TokenRange>,
 }
 
 /// One call. Requests are chosen modulo those that there ever were.
@@ -143,15 +146,19 @@ fn asks() -> impl Strategy<Value = Ask> {
     let prompt = (0..2_u32, 0..24_usize, 0..3_u32, prop_oneof![3 => 0..4_usize, 1 => 0..20_usize], who);
     let limits =
         (1..10_u32, prop_oneof![3 => Just(0_u32), 1 => 0..10_u32], proptest::option::weighted(0.3, 0..6_usize));
-    (prompt, limits).prop_map(|((family, shared, suffix, own, who), (max_tokens, min_tokens, stop_at))| Ask {
-        family,
-        shared,
-        suffix,
-        own,
-        who,
-        max_tokens,
-        min_tokens: min_tokens.min(max_tokens),
-        stop_at,
+    let end = prop_oneof![1 => Just(None), 2 => (1..24_u32).prop_map(Some)];
+    let duration = prop_oneof![1 => Just(None), 2 => Just(Some(1_u64))];
+    let kept = (end, 0..=100_u8, duration).prop_map(|(end, priority, duration_ms)| TokenRange {
+        start: 0,
+        end,
+        priority,
+        duration_ms,
+    });
+    let kept = proptest::option::weighted(0.2, kept);
+    (prompt, limits, kept).prop_map(|(prompt, (max_tokens, min_tokens, stop_at), kept)| {
+        let (family, shared, suffix, own, who) = prompt;
+        let min_tokens = min_tokens.min(max_tokens);
+        Ask { family, shared, suffix, own, who, max_tokens, min_tokens, stop_at, kept }
     })
 }
 
@@ -177,8 +184,9 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
     match *event {
         Event::Submit(ref ask, times) => (0..times).try_for_each(|_| {
             let (identity, prompt, limits) = ask.request(driver.config());
-            ever.extend(driver.submit_as(identity, prompt, limits)?);
-            Ok(())
+            let id = driver.submit_as(identity, prompt, limits)?;
+            ever.extend(id);
+            id.zip(ask.kept).map_or(Ok(()), |(id, range)| driver.keep(id, &[range]))
         }),
         Event::SubmitNonsense(which) => submit_nonsense(driver, which),
         Event::Step if driver.step.is_some() => driver.commit(&[]),
