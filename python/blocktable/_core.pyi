@@ -79,6 +79,7 @@ class Scheduler:
         adapter: _Adapter | None = None,
         cache_salt: str | Sequence[_Range] | None = None,
         media: Sequence[_Range] = (),
+        retention: Sequence[tuple[int, int | None, int, int | None]] = (),
         now_us: int = 0,
     ) -> int:
         """Queue one request; returns its id, which is never given again.
@@ -89,6 +90,11 @@ class Scheduler:
         one text for the whole prompt, or (start, end, text) for ranges of tokens; `media` are (start, end, id). A block that a
         range touches is shared with equal ranges only. With vLLM's algorithms a domain, a public range, a salt for a part and a
         load number above 0 are refused: those keys could not keep them apart.
+
+        `retention`: (token_start, token_end or None for all, priority, duration_ms or None for ever) each. Free blocks are
+        evicted by (priority 0 to 100, recency); the default is 35. A block is worth the highest priority of every range that
+        ends behind its start, for the longest of their times without a hit; then it is worth the default.
+        `blocktable.retention.KvCacheRetentionConfig` makes them with TensorRT-LLM's names.
 
         `stop_token_ids` holds every id that ends the text (the model's own end ids too, unless they are to be ignored);
         they are not looked at before `min_tokens` outputs. Raises `InvalidInputError` (field, value, bound),

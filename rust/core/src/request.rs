@@ -138,7 +138,8 @@ impl Request {
         let (tokens, keys, chain) = (self.tokens.clone(), self.keys.clone(), self.chain.clone());
         let prompt = Prompt { tokens, keys, chain, trail: self.trail.clone(), generation: 0 };
         let (prompt_len, is_mixed, cached, miss) = (self.prompt_len, self.is_mixed, self.cached, self.miss);
-        Request { prompt_len, is_mixed, cached, miss, ..Request::new(id, prompt, limits, now_us) }
+        let retention = self.retention.clone();
+        Request { prompt_len, is_mixed, cached, miss, retention, ..Request::new(id, prompt, limits, now_us) }
     }
 
     /// The tables of all groups.

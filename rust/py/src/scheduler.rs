@@ -8,6 +8,7 @@ use blocktable_core::miss::Miss;
 use blocktable_core::plan::PlanMemory;
 use blocktable_core::prompt::Prompt;
 use blocktable_core::request::Limits;
+use blocktable_core::retention::Ranges;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -17,7 +18,7 @@ use crate::hasher::algorithm;
 use crate::identity::Said;
 use crate::plan::{ArraySet, Commit, Plan, array};
 use crate::pool::{block_refs, free_queue, published_blocks};
-use crate::tokens::{copy_ints, count, groups, number, token_ids};
+use crate::tokens::{copy_ints, count, groups, number, token_ids, token_ranges};
 
 /// Prompts from here on are hashed with the interpreter released: about 10 us of work.
 const LONG_PROMPT: usize = 1024;
@@ -114,9 +115,9 @@ impl Scheduler {
     #[pyo3(
         name = "submit",
         signature = (token_ids, *, max_tokens, min_tokens=None, stop_token_ids=None, domain=None, public_tokens=None, adapter=None,
-            cache_salt=None, media=None, now_us=None),
+            cache_salt=None, media=None, retention=None, now_us=None),
         text_signature = "($self, token_ids, *, max_tokens, min_tokens=0, stop_token_ids=(), domain=None, public_tokens=0, \
-            adapter=None, cache_salt=None, media=(), now_us=0)"
+            adapter=None, cache_salt=None, media=(), retention=(), now_us=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one request")]
     fn py_submit(
@@ -131,13 +132,23 @@ impl Scheduler {
         adapter: Option<&Bound<'_, PyAny>>,
         cache_salt: Option<&Bound<'_, PyAny>>,
         media: Option<&Bound<'_, PyAny>>,
+        retention: Option<&Bound<'_, PyAny>>,
         now_us: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let now_us = now_us.map_or(Ok(0), |given| number("now_us", given))?;
         let tokens = self::token_ids("token_ids", token_ids)?;
         let limits = limits(max_tokens, min_tokens, stop_token_ids)?;
+        let ranges = retention.map_or(Ok(Vec::new()), token_ranges)?;
         let prompt = self.hashed(py, tokens, Said { domain, public_tokens, adapter, cache_salt, media })?;
-        self.door.held(py, |state| state.core.submit(prompt, limits, now_us)).map(|id| id.0)
+        let submit = |state: &mut State| {
+            let asked = Ranges::new(&ranges)?;
+            let id = state.core.submit(prompt, limits, now_us)?;
+            if !ranges.is_empty() {
+                state.core.set_retention(id, asked)?;
+            }
+            Ok(id.0)
+        };
+        self.door.held(py, submit)
     }
 
     fn plan(&self, py: Python<'_>, now_us: &Bound<'_, PyAny>) -> PyResult<Plan> {

@@ -2,8 +2,9 @@
 
 use blocktable_core::GroupSpec;
 use blocktable_core::mutant::{self, Mutant};
+use blocktable_core::retention::TokenRange;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt, PyList};
+use pyo3::types::{PyBool, PyInt, PyList, PyTuple};
 
 use crate::buffer::{Ints, NotInts, with_ints};
 use crate::error::invalid;
@@ -69,6 +70,25 @@ pub fn number(field: &str, object: &Bound<'_, PyAny>) -> PyResult<u64> {
         return Err(invalid(object.py(), field, object, bound));
     }
     object.extract().map_err(|_| invalid(object.py(), field, object, bound))
+}
+
+/// Ranges of retention: a sequence of (token_start, token_end or None, priority, duration_ms or None).
+pub fn token_ranges(object: &Bound<'_, PyAny>) -> PyResult<Vec<TokenRange>> {
+    let bound = "must be a sequence of (token_start, token_end or None, priority, duration_ms or None)";
+    let wrong = || invalid(object.py(), "retention", object, bound);
+    let range = |item: Bound<'_, PyAny>| -> PyResult<TokenRange> {
+        let item = item.cast_into::<PyTuple>().map_err(|_| wrong())?;
+        let parts: Vec<Bound<'_, PyAny>> = item.iter().collect();
+        let [start, end, priority, duration_ms] = &parts[..] else { return Err(wrong()) };
+        let high = count("priority", priority)?;
+        Ok(TokenRange {
+            start: count("token_start", start)?,
+            end: (!end.is_none()).then(|| count("token_end", end)).transpose()?,
+            priority: u8::try_from(high).map_err(|_| invalid(object.py(), "priority", high, "must be 0..=100"))?,
+            duration_ms: (!duration_ms.is_none()).then(|| number("duration_ms", duration_ms)).transpose()?,
+        })
+    };
+    object.try_iter().map_err(|_| wrong())?.map(|item| range(item?)).collect()
 }
 
 /// Copies the integers of a C-contiguous int32 or int64 buffer to `to`, whose memory is kept.
