@@ -141,7 +141,8 @@ impl Retention {
     /// Every block is worth the default.
     #[must_use]
     pub fn new(num_blocks: u32) -> Self {
-        let worth = vec![None; num_blocks as usize].into();
+        // What is cached by now was written by somebody who asked for nothing.
+        let worth = vec![Some(Worth::DEFAULT); num_blocks as usize].into();
         Retention { worth, deadlines: Deadlines::new(num_blocks), late: Vec::new(), now_us: 0 }
     }
 
