@@ -536,7 +536,7 @@ def test_a_core_that_behaves_otherwise_is_noticed(mutant):
     scene = Scene()
     _core.set_mutant(mutant)
     try:
-        with pytest.raises((AssertionError, AuditError)):
+        with pytest.raises((AssertionError, BlocktableError)):
             BEHAVIOUR[mutant](scene)
     finally:
         _core.set_mutant(None)

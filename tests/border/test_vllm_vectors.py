@@ -48,7 +48,7 @@ class Replay:
             table, hit = self.pool.table(), 0
         table.append(len(tokens) - hit)
         self.publish(table, tokens)
-        assert (hit, table.blocks.tolist()) == (op["hit_tokens"], op["table"])
+        assert (hit, table.blocks.tolist()) == (op.get("hit_tokens"), op.get("table"))
         self.live[op["id"]] = table, list(tokens)
         return "start with a hit" if hit else "start"
 
