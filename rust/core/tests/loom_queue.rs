@@ -54,7 +54,7 @@ races! {
     the_head_of_the_stack_goes_and_comes_back, 3, [StackForgetsVersion];
     a_list_comes_back_while_a_batch_is_taken, 3, [StackIgnoresOthers];
     a_release_and_the_take_that_needs_it, 3, [PermitsFirst];
-    a_helper_comes_late, 2, [HelpersNeverStop];
+    a_helper_comes_late, 2, [LanesIgnoreOthers];
     a_released_list_is_taken_before_it_is_open, 1, [LanesIgnoreOthers];
     a_move_and_a_take_of_one_block, 2, [HitTrustsFirstLook];
     two_moves_of_one_block, 1, [HitTrustsFirstLook];
