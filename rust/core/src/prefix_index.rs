@@ -23,16 +23,17 @@ pub enum KeyState {
     Published,
 }
 
-#[derive(Clone, Copy)]
-struct Ring {
-    prev: u32,
-    next: u32,
-}
+/// A block's neighbours among the blocks of its key.
+type Ring = [u32; 2];
+const PREV: usize = 0;
+const NEXT: usize = 1;
 
 /// The keys of all blocks, and the way back from a key to its blocks.
 pub struct PrefixIndex {
-    keys: Box<[Key]>,
+    /// The bytes of keys: zeroed memory that is not written before it is used, so that a large pool is cheap to make.
+    keys: Box<[[u8; 32]]>,
     states: Box<[KeyState]>,
+    /// Zeroed likewise.
     rings: Box<[Ring]>,
     pending: HashTable<u32>,
     published: HashTable<u32>,
@@ -47,9 +48,9 @@ impl PrefixIndex {
     pub fn new(num_blocks: u32) -> Self {
         let n = num_blocks as usize;
         PrefixIndex {
-            keys: vec![Key::ROOT; n].into(),
+            keys: bytemuck::zeroed_slice_box(n),
             states: vec![KeyState::Unnamed; n].into(),
-            rings: vec![Ring { prev: 0, next: 0 }; n].into(),
+            rings: bytemuck::zeroed_slice_box(n),
             pending: HashTable::new(),
             published: HashTable::with_capacity(n),
             num_published: 0,
@@ -83,7 +84,7 @@ impl PrefixIndex {
     /// Key of `block`'s content, if it has a name.
     #[must_use]
     pub fn key(&self, block: BlockId) -> Option<Key> {
-        (self.state(block) != KeyState::Unnamed).then(|| self.keys[block.index()])
+        (self.state(block) != KeyState::Unnamed).then(|| self.key_at(block.index()))
     }
 
     /// How many blocks carry published content.
@@ -95,7 +96,7 @@ impl PrefixIndex {
     /// The block that may serve `key`: the first published, else the first pending.
     #[must_use]
     pub fn lookup(&self, key: &Key) -> Option<(BlockId, KeyState)> {
-        let found = |table: &HashTable<u32>| table.find(key.short(), |&b| self.keys[b as usize] == *key).copied();
+        let found = |table: &HashTable<u32>| table.find(key.short(), |&b| self.keys[b as usize] == key.0).copied();
         if let Some(block) = found(&self.published) {
             return Some((BlockId(block), KeyState::Published));
         }
@@ -107,7 +108,7 @@ impl PrefixIndex {
         if self.state(block) != KeyState::Unnamed {
             return;
         }
-        self.keys[block.index()] = key;
+        self.keys[block.index()] = key.0;
         self.join(block, KeyState::Pending);
     }
 
@@ -115,7 +116,7 @@ impl PrefixIndex {
     pub fn describe(&mut self, block: BlockId, key: Key, content: Content<'_>) {
         if let Some(events) = &mut self.events
             && self.states.get(block.index()) == Some(&KeyState::Pending)
-            && self.keys[block.index()] == key
+            && self.keys[block.index()] == key.0
         {
             events.describe(block, content);
             if mutant::is_on(Mutant::EventPending) {
@@ -135,7 +136,7 @@ impl PrefixIndex {
         if let Some(events) = &mut self.events
             && (is_first || mutant::is_on(Mutant::EventPerBlock))
         {
-            events.stored(block, self.keys[block.index()]);
+            events.stored(block, Key(self.keys[block.index()]));
         }
     }
 
@@ -154,7 +155,7 @@ impl PrefixIndex {
             && (is_last || mutant::is_on(Mutant::EventPerBlock))
             && !mutant::is_on(Mutant::EventRemovalForgotten)
         {
-            events.removed(block, self.keys[block.index()]);
+            events.removed(block, Key(self.keys[block.index()]));
         }
         true
     }
@@ -178,16 +179,16 @@ impl PrefixIndex {
         tell(Event::Cleared);
         let mut told = vec![false; self.keys.len()];
         let mut chain = Vec::new();
-        let of_key = |key: &Key| self.published.find(key.short(), |&b| self.keys[b as usize] == *key).copied();
+        let of_key = |key: &Key| self.published.find(key.short(), |&b| self.keys[b as usize] == key.0).copied();
         let blocks = self.keys.len() - usize::from(mutant::is_on(Mutant::SnapshotForgetsOne));
         for id in (0..blocks as u32).filter(|&id| self.states[id as usize] == KeyState::Published) {
-            let mut at = of_key(&self.keys[id as usize]);
+            let mut at = of_key(&self.key_at(id as usize));
             while let Some(block) = at.filter(|&block| !std::mem::replace(&mut told[block as usize], true)) {
                 chain.push(block);
                 at = events.parent(BlockId(block)).and_then(|parent| of_key(&parent));
             }
             for block in chain.drain(..).rev() {
-                tell(events.stored_in(BlockId(block), self.keys[block as usize]));
+                tell(events.stored_in(BlockId(block), self.key_at(block as usize)));
             }
         }
     }
@@ -219,7 +220,7 @@ impl PrefixIndex {
                     if std::mem::replace(&mut reached[at], true) {
                         return wrong(format!("block {block} is named twice"));
                     }
-                    block = self.rings[at].next;
+                    block = self.rings[at][NEXT];
                     if block == first {
                         break;
                     }
@@ -237,6 +238,10 @@ impl PrefixIndex {
         Ok(())
     }
 
+    fn key_at(&self, at: usize) -> Key {
+        Key(self.keys[at])
+    }
+
     fn table(&mut self, state: KeyState) -> &mut HashTable<u32> {
         match state {
             KeyState::Pending => &mut self.pending,
@@ -246,30 +251,30 @@ impl PrefixIndex {
 
     /// Puts `block`, whose key is set, at the end of its key's ring in the table of `state`; true if it is the first.
     fn join(&mut self, block: BlockId, state: KeyState) -> bool {
-        let key = self.keys[block.index()];
+        let key = self.key_at(block.index());
         let id = block.get();
         self.states[block.index()] = state;
         let (keys, table) = match state {
             KeyState::Pending => (&self.keys, &mut self.pending),
             _ => (&self.keys, &mut self.published),
         };
-        let Some(&first) = table.find(key.short(), |&b| keys[b as usize] == key) else {
-            table.insert_unique(key.short(), id, |&b| keys[b as usize].short());
-            self.rings[block.index()] = Ring { prev: id, next: id };
+        let Some(&first) = table.find(key.short(), |&b| keys[b as usize] == key.0) else {
+            table.insert_unique(key.short(), id, |&b| Key(keys[b as usize]).short());
+            self.rings[block.index()] = [id, id];
             return true;
         };
-        let last = self.rings[first as usize].prev;
-        self.rings[block.index()] = Ring { prev: last, next: first };
-        self.rings[last as usize].next = id;
-        self.rings[first as usize].prev = id;
+        let last = self.rings[first as usize][PREV];
+        self.rings[block.index()] = [last, first];
+        self.rings[last as usize][NEXT] = id;
+        self.rings[first as usize][PREV] = id;
         false
     }
 
     /// Takes `block` out of its ring; the entry passes to the next block of the ring or goes: true if it goes.
     fn leave(&mut self, block: BlockId) -> bool {
         let id = block.get();
-        let key = self.keys[block.index()];
-        let Ring { prev, next } = self.rings[block.index()];
+        let key = self.key_at(block.index());
+        let [prev, next] = self.rings[block.index()];
         let state = std::mem::replace(&mut self.states[block.index()], KeyState::Unnamed);
         let table = self.table(state);
         if let Ok(mut entry) = table.find_entry(key.short(), |&b| b == id) {
@@ -281,8 +286,8 @@ impl PrefixIndex {
                 *entry.get_mut() = next;
             }
         }
-        self.rings[prev as usize].next = next;
-        self.rings[next as usize].prev = prev;
+        self.rings[prev as usize][NEXT] = next;
+        self.rings[next as usize][PREV] = prev;
         next == id
     }
 }
