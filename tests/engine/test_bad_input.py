@@ -214,6 +214,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "threads": ({"num_threads": 0}, "num_threads", "1.."),
     "seed": ({"seed": -1}, "seed", "0.."),
     "hash": ({"hash_algorithm": "md5"}, "hash_algorithm", "sha256_cbor"),
+    "partial": ({"enable_partial_hits": 1}, "enable_partial_hits", "True or False"),
     "caching": ({"enable_prefix_caching": "yes"}, "enable_prefix_caching", "True or False"),
     "tokenizer": ({"tokenizer": 5}, "tokenizer", "tokenizer"),
 }

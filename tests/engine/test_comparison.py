@@ -80,7 +80,8 @@ def test_a_cache_that_is_shared_wrongly_fails(
 
     def shifted(self: Any, plan: Any) -> Any:
         context = real(self, plan)
-        context._slots.copy_(context._slots.roll(1))
+        for step in context._steps:
+            step.slots.copy_(step.slots.roll(1))
         return context
 
     monkeypatch.setattr(ModelRunner, "_context", shifted)

@@ -9,6 +9,7 @@ import pytest
 
 import blocktable
 from blocktable import LLM, RequestOutput, SamplingParams
+from blocktable.model.kv_memory import KVMemory
 
 from .conftest import MakeLLM
 from .faults import changing, faulty_model
@@ -249,7 +250,7 @@ def test_what_a_request_took_is_told(make_llm: MakeLLM) -> None:
     output = llm.generate(PROMPTS[5], EIGHT)[0]
     metrics = output.metrics
     assert metrics is not None
-    assert output.num_cached_tokens == 56, "64 tokens are 8 blocks; the last one is computed again"
+    assert output.num_cached_tokens == 63, "64 tokens are 8 blocks; of the last one all rows but the last are copied"
     assert metrics.first_token_ts is not None
     assert metrics.last_token_ts is not None
     assert metrics.arrival_time < metrics.first_token_ts < metrics.last_token_ts
@@ -349,3 +350,28 @@ def test_the_public_names_are_there() -> None:
         assert getattr(blocktable, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'LMM'"):
         blocktable.LMM  # noqa: B018
+
+
+@pytest.mark.parametrize(("parts_at", "copied"), [(41, 0), (42, 2), (45, 5), (47, 7)])
+def test_a_prompt_that_parts_inside_a_block_copies_its_rows(make_llm: MakeLLM, parts_at: int, copied: int) -> None:
+    """Promise: cached tokens are the full blocks and the rows copied behind them, and the text is that of a cold engine."""
+    check_parting_prompt(make_llm, parts_at, copied)
+
+
+@pytest.mark.mutant
+def test_rows_that_are_not_copied_show_in_the_text(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVMemory, "copy_rows", lambda self, copies: None)
+    with pytest.raises(AssertionError, match="token_ids"):
+        check_parting_prompt(make_llm, 47, 7)
+
+
+def check_parting_prompt(make_llm: MakeLLM, parts_at: int, copied: int) -> None:
+    first, second = list(range(1, 61)), [*range(1, parts_at + 1), *range(100, 120)]
+    cold = make_llm(enable_prefix_caching=False).generate({"prompt_token_ids": second}, EIGHT)[0]
+    for enabled, expected in ((True, 40 + copied), (False, 40)):
+        llm = make_llm(enable_partial_hits=enabled)
+        llm.generate({"prompt_token_ids": first}, EIGHT)
+        warm = llm.generate({"prompt_token_ids": second}, EIGHT)[0]
+        assert warm.num_cached_tokens == expected
+        assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
+        check_empty(llm)

@@ -133,6 +133,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         help="reuse the KV blocks of equal prompt beginnings",
     )
     group.add_argument(
+        "--enable-partial-hits",
+        action=argparse.BooleanOptionalAction,
+        default=default["enable_partial_hits"],
+        help="copy shared rows of the block in which a prompt departs",
+    )
+    group.add_argument(
         "--hash-algorithm",
         choices=HASH_ALGORITHMS,
         default=default["hash_algorithm"],
