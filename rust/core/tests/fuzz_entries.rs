@@ -3,8 +3,12 @@
 //! Before: `rust/fuzz/entries` has a function for each target, `rust/fuzz/corpus` inputs that reach far. After: each returned on all of
 //! them, on random bytes, and on inputs of the corpus with some bytes changed; and a planted fault makes one panic.
 
+#[path = "../../fuzz/entries/event_bytes.rs"]
+mod event_bytes;
 #[path = "../../fuzz/entries/key_encoding.rs"]
 mod key_encoding;
+#[path = "../../fuzz/entries/schedule.rs"]
+mod schedule;
 mod seed;
 
 use std::path::Path;
@@ -17,14 +21,32 @@ fn keys_are_encoded_in_one_way_only() {
     stands("key_encoding", key_encoding::run);
 }
 
+#[test]
+fn events_are_encoded_in_one_way_only() {
+    stands("event_bytes", event_bytes::run);
+}
+
+#[test]
+fn a_schedule_of_any_bytes_keeps_every_invariant() {
+    stands("schedule", schedule::run);
+}
+
 #[cfg(feature = "mutants")]
 #[test]
 fn a_planted_fault_makes_an_entry_panic() {
     use blocktable_core::mutant;
-    for fault in ["field_without_length", "field_without_tag"] {
+    type Entry = fn(&[u8]) -> usize;
+    let rows: [(&str, &str, Entry); 5] = [
+        ("field_without_length", "key_encoding", key_encoding::run),
+        ("field_without_tag", "key_encoding", key_encoding::run),
+        ("event_count_wrong", "event_bytes", event_bytes::run),
+        ("leak_block_on_finish", "schedule", schedule::run),
+        ("keep_pending_on_abort", "schedule", schedule::run),
+    ];
+    for (fault, name, entry) in rows {
         assert!(mutant::choose(Some(fault)));
-        let inputs = corpus("key_encoding");
-        let is_found = |input: &Vec<u8>| std::panic::catch_unwind(|| key_encoding::run(input)).is_err();
+        let inputs = corpus(name);
+        let is_found = |input: &Vec<u8>| std::panic::catch_unwind(|| entry(input)).is_err();
         let found = inputs.iter().any(is_found);
         assert!(mutant::choose(None));
         assert!(found, "no input of the corpus finds {fault}");
