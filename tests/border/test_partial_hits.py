@@ -1,10 +1,12 @@
 """Partial hits: cached tokens are the full blocks and the longest common prefix in the block of divergence.
 
 Before: prompts one after another in a pool that holds all. After: `num_cached_tokens` of each equals a brute-force count.
-The long test replays the calls of a recorded agent: `BLOCKTABLE_TRACES` names the folder that holds
-`replay/lmcache_agent_miniswe.jsonl.zst` (LMCache/lmcache-agent-trace, Apache-2.0); it needs the program `zstd`.
+Calls of a recorded agent (LMCache/lmcache-agent-trace, Apache-2.0) are replayed: always the few of the excerpt in
+`rust/core/tests/traces`, and all 402 if `BLOCKTABLE_TRACES` names the folder of `replay/lmcache_agent_miniswe.jsonl.zst` and the
+program `zstd` is there.
 """
 
+import gzip
 import json
 import os
 import shutil
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from blocktable import Scheduler
 
 BLOCK = 16
+EXCERPT = Path(__file__).resolve().parents[2] / "rust/core/tests/traces/lmcache_agent_miniswe.excerpt.jsonl.gz"
 Tokens = NDArray[np.int64]
 
 
@@ -69,15 +72,27 @@ def test_prompts_that_part_anywhere_reuse_what_brute_force_counts(seed: int) -> 
     assert in_parts > 300, "many prompts part inside a block"
 
 
+def test_an_agents_first_calls_reuse_what_brute_force_counts() -> None:
+    ours, counted, in_parts = replay(prompts_of(gzip.decompress(EXCERPT.read_bytes())), num_blocks=8_000)
+    assert ours == counted
+    assert len(ours) == 9
+    assert in_parts > 0, "calls part inside a block"
+
+
 @pytest.mark.timeout(600)
 def test_an_agents_calls_reuse_what_brute_force_counts() -> None:
     path = Path(os.environ.get("BLOCKTABLE_TRACES", "traces")) / "replay" / "lmcache_agent_miniswe.jsonl.zst"
     if not path.exists() or shutil.which("zstd") is None:
         pytest.skip(f"{path} or zstd is not there")
     text = subprocess.run(["zstd", "-dcq", "--long=27", path], check=True, stdout=subprocess.PIPE).stdout
-    calls = [json.loads(line)["input"].encode() for line in text.splitlines()]
-    # A token is four bytes of the text: the test is about prefixes, not about a vocabulary.
-    prompts = [np.frombuffer(call[: len(call) // 4 * 4], "<u4").astype(np.int64) % (2**31 - 1) for call in calls]
-    ours, counted, in_parts = replay([prompt for prompt in prompts if len(prompt)], num_blocks=400_000)
+    prompts = prompts_of(text)
+    ours, counted, in_parts = replay(prompts, num_blocks=400_000)
     assert ours == counted
     print(f"{len(ours)} calls: {sum(ours)} of {sum(map(len, prompts))} tokens are cached, {in_parts} of them copied")
+
+
+def prompts_of(lines: bytes) -> list[Tokens]:
+    """The prompt of each call. A token is four bytes of the text: the test is about prefixes, not about a vocabulary."""
+    calls = [json.loads(line)["input"].encode() for line in lines.splitlines()]
+    prompts = [np.frombuffer(call[: len(call) // 4 * 4], "<u4").astype(np.int64) % (2**31 - 1) for call in calls]
+    return [prompt for prompt in prompts if len(prompt)]
