@@ -2,8 +2,8 @@
 
 Before: prompts one after another in a pool that holds all. After: `num_cached_tokens` of each equals a brute-force count.
 Calls of a recorded agent (LMCache/lmcache-agent-trace, Apache-2.0) are replayed: always the few of the excerpt in
-`rust/core/tests/traces`, and all 402 if `BLOCKTABLE_TRACES` names the folder of `replay/lmcache_agent_miniswe.jsonl.zst` and the
-program `zstd` is there.
+`rust/core/tests/traces`, and all 402 if `BLOCKTABLE_TRACES` names the folder of `replay/lmcache_agent_miniswe.jsonl.zst`
+and the program `zstd` is there.
 """
 
 import gzip
