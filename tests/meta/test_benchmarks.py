@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blocktable import BlockHasher, Scheduler
+from blocktable import BlockHasher, BlockPool, Scheduler
 from blocktable.bench import NAMES, clock, episode, load, prefix, row
 from blocktable.bench import hash as hash_bench
 from blocktable.cli.command import main
@@ -15,7 +15,7 @@ QUANTILES = ("p50", "p99", "p999", "p9999", "max")
 KEYS = {
     "pool": ["batch", "blocks", "threads", "content", "impl", "ns_per_block", "init_ms", "first_pass_ms", "bytes_per_block"],
     "hash": ["algorithm", "default", "ns_per_block", "tokens_per_s"],
-    "prefix": ["tokens", "cached", "blocks", "pool", "add_us", "add_array_us", "match_us"],
+    "prefix": ["tokens", "cached", "blocks", "pool", "add_us", "add_array_us", "match_us", "fork_us"],
     "scheduler": [
         "running", "waiting", "case", "policy", "pool", "phase", "gap_ms",
         *(f"{what}_us_{label}" for what in ("plan", "commit", "step", "floor") for label in QUANTILES),
@@ -102,6 +102,35 @@ def test_plans_that_lose_a_committed_id_are_not_timed(capsys, monkeypatch):
 def test_a_prefix_that_is_not_found_again_is_not_timed(capsys, monkeypatch):
     monkeypatch.setattr(prefix, "Scheduler", lambda **sizes: Scheduler(**sizes, enable_prefix_caching=False))
     assert "cached" in refused(capsys, "prefix", "--smoke")
+
+
+def test_a_fork_that_shares_nothing_is_not_timed(capsys, monkeypatch):
+    """In place of the fork there comes a table of the same length with blocks of its own."""
+
+    class Pool:
+        def __init__(self, *sizes: int) -> None:
+            self.pool = BlockPool(*sizes)
+
+        def __getattr__(self, name):
+            return getattr(self.pool, name)
+
+        def table(self):
+            return Table(self.pool.table())
+
+    class Table:
+        def __init__(self, table) -> None:
+            self.table = table
+
+        def __getattr__(self, name):
+            return getattr(self.table, name)
+
+        def fork(self):
+            other = self.table.pool.table()
+            other.append(self.table.num_tokens)
+            return other
+
+    monkeypatch.setattr(prefix, "BlockPool", Pool)
+    assert "holds every block of its parent" in refused(capsys, "prefix", "--smoke")
 
 
 def test_keys_without_their_parents_are_not_timed(capsys, monkeypatch):

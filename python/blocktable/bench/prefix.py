@@ -1,17 +1,17 @@
-"""Times what a prompt costs on its way in: submit through Python, and finding its cached prefix inside Rust.
+"""Times what a prompt costs on its way in: submit through Python, finding its cached prefix inside Rust, and forking it.
 
 Before: `blocktable bench prefix`. After: one row per prompt length, cache state and pool.
 """
 
 import argparse
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from time import thread_time_ns
 from typing import Any
 
 import numpy as np
 
-from .._core import Scheduler, bench_match
+from .._core import BlockPool, BlockTable, Scheduler, bench_match
 from .clock import Samples, best_of
 from .command import count
 from .load import BLOCK_SIZE, VOCAB_SIZE, Ids, run_to_end
@@ -23,11 +23,14 @@ SUMMARY = """Submit prompts, and match them against the prefix cache: us a promp
 `cached` says whether the prompt's content is in the cache then. `match_us` is match + pin + release of a prompt whose
 keys are known, timed inside Rust by the wall clock (the best of three runs) on a pool that is `fresh` or `aged` (full
 of cached content, its free queue shuffled).
-`fork_us` comes with forks."""
+`fork_us` is `BlockTable.fork` of a sequence of `tokens` tokens through Python, in thread CPU time: in a fresh pool the only
+sequence there is, again and again; in an aged one, whose blocks lie shuffled, any of as many as fit. It does not depend on
+`cached`."""
 
 
 TABLE = (
-    "tokens", "cached", "blocks", "pool", "add_us", "add_array_us", "match_us", "peer", "peer_add_us", "ratio_add_us",
+    "tokens", "cached", "blocks", "pool", "add_us", "add_array_us", "match_us", "fork_us",
+    "peer", "peer_add_us", "ratio_add_us",
 )  # fmt: skip
 
 
@@ -46,6 +49,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         options.tokens, options.blocks, options.rounds = [512], [10_000], 20
     peers = [row | {"tokens": row.get("prompt")} for row in read_peer_rows(options.peer_json) if row.get("caching", True)]
     for tokens in options.tokens:
+        fork_us = partial(cache(_fork_us), tokens=tokens, rounds=options.rounds)
         for cached in (text == "true" for text in options.cached):
             add_us, add_array_us = _time_submit(tokens, cached=cached, rounds=options.rounds)
             for blocks in options.blocks:
@@ -54,6 +58,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
                     match_us = _match_us(num_blocks=blocks, tokens=tokens, cached=cached, aged=aged, rounds=options.rounds)
                     keys: Row = {"bench": "prefix", "tokens": tokens, "cached": cached, "blocks": blocks, "pool": pool}
                     row = keys | {"add_us": add_us, "add_array_us": add_array_us, "match_us": match_us}
+                    row["fork_us"] = fork_us(num_blocks=blocks, aged=aged)
                     yield row if cached else with_peers(row, peers, ["tokens"], ["add_us"])
 
 
@@ -99,3 +104,43 @@ def _check_cache(scheduler: Scheduler, prompt: Ids, *, cached: bool) -> None:
     check(holds=found == expected, what=f"{expected} of {len(prompt)} tokens are cached, found {found}")
     if not cached:
         scheduler.reset_prefix_cache()
+
+
+def _fork_us(*, num_blocks: int, tokens: int, aged: bool, rounds: int) -> float:
+    """Median us of a fork of one sequence of `tokens` tokens."""
+    rng = np.random.default_rng(0)
+    pool = BlockPool(num_blocks, BLOCK_SIZE)
+    if aged:
+        _shuffle(pool, rng)
+    tables = [pool.table() for _ in range(pool.num_free // -(-tokens // BLOCK_SIZE) if aged else 1)]
+    for table in tables:
+        table.append(tokens)
+    _check_fork(pool, tables[0])
+    samples = np.empty(rounds, np.int64)
+    for i, place in enumerate(rng.integers(0, len(tables), rounds).tolist()):
+        parent = tables[place]
+        start = thread_time_ns()
+        child = parent.fork()
+        samples[i] = thread_time_ns() - start
+        child.release()
+    pool.audit()
+    return round(float(np.median(samples)) / 1000, 3)
+
+
+def _shuffle(pool: BlockPool, rng: np.random.Generator) -> None:
+    """Neighbours in the free queue become strangers in memory."""
+    pool.release(rng.permutation(pool.take(pool.num_free)))
+    near = float(np.mean(np.abs(np.diff(pool.free_queue())) <= 4))
+    check(holds=near < 0.3, what=f"an aged pool's queue is shuffled, {near:.0%} of its neighbours lie side by side")
+
+
+def _check_fork(pool: BlockPool, parent: BlockTable) -> None:
+    """A fork names its parent's blocks, holds each once more, and gives them back; it takes none."""
+    refs, free = pool.block_refs(), pool.num_free
+    with parent.fork() as child:
+        same = np.array_equal(child.slots(), parent.slots())
+        held = pool.block_refs() - refs
+    shared = np.bincount(parent.blocks, minlength=len(refs))
+    check(holds=same and np.array_equal(held, shared), what="a fork holds every block of its parent once more")
+    back = np.array_equal(pool.block_refs(), refs) and pool.num_free == free
+    check(holds=back, what="a fork that is released leaves its parent as it was")
