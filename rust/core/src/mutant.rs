@@ -218,6 +218,8 @@ mutants! {
     PartialRowTooMany = "partial_row_too_many",
     /// A block that was handed out is still found by the head of its content.
     PartialKeepsForgotten = "partial_keeps_forgotten",
+    /// A partial hit is found by its tokens alone, whosever they are.
+    PartialOfAnybody = "partial_of_anybody",
     /// The source of a partial hit may be handed out in the step that copies it.
     PartialWithoutLease = "partial_without_lease",
     /// Keys do not depend on a block's last token, and nobody compares tokens.

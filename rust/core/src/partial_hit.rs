@@ -32,9 +32,10 @@ impl Scheduler {
         let parent = hits.checked_sub(1).map(|before| request.keys[before]);
         let probe = probe(wanted, least, size);
         let mark = self.hasher.block_key(&request.chain, hits, parent.as_ref(), &probe).ok()?.short();
+        let mark = if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(probe[0]) } else { mark };
         let (source, rows) = partial.find(mark, wanted).filter(|(_, rows)| *rows >= least)?;
         let key = self.hasher.block_key(&request.chain, hits, parent.as_ref(), partial.tokens(source)).ok()?;
-        let is_ours = self.pool.index().key(source) == Some(key);
+        let is_ours = self.pool.index().key(source) == Some(key) || mutant::is_on(Mutant::PartialOfAnybody);
         let is_published = self.pool.index().state(source) == KeyState::Published;
         let rows = rows + usize::from(mutant::is_on(Mutant::PartialRowTooMany) && rows < wanted.len());
         (is_ours && is_published).then_some(PartialHit { source, rows })
@@ -51,7 +52,8 @@ impl Scheduler {
         let parent = at.checked_sub(1).map(|before| request.keys[before]);
         let probe = probe(tokens, least, size);
         let Ok(mark) = self.hasher.block_key(&request.chain, at, parent.as_ref(), &probe) else { return };
-        self.pool.remember(request.table.blocks()[at], request.keys[at], mark.short(), tokens);
+        let mark = if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(probe[0]) } else { mark.short() };
+        self.pool.remember(request.table.blocks()[at], request.keys[at], mark, tokens);
     }
 
     /// The source of a partial hit cannot be handed out until the step has ended.

@@ -47,6 +47,11 @@ fn two_tenants_share_the_public_range_and_nothing_behind_it() -> Checked {
 }
 
 #[test]
+fn two_tenants_copy_rows_of_the_public_range_and_of_nothing_behind_it() -> Checked {
+    key_checks::tenants_copy_no_row_of_private_blocks()
+}
+
+#[test]
 fn a_salt_keeps_others_out_and_lets_nobody_in() -> Checked {
     key_checks::a_salt_narrows_and_never_widens()
 }

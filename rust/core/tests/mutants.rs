@@ -171,6 +171,7 @@ rows! {
     partial_first_only: PartialFirstOnly, ["partial"], prompts_branch_inside_blocks;
     partial_row_too_many: PartialRowTooMany, ["sight", "partial"], prompts_branch_inside_blocks;
     partial_keeps_forgotten: PartialKeepsForgotten, ["A4"], partial_blocks_are_handed_out_again;
+    partial_of_anybody: PartialOfAnybody, ["exact", "sight", "shared"], key_checks::tenants_copy_no_row_of_private_blocks;
     partial_without_lease: PartialWithoutLease, ["A2", "sight"], a_partial_source_is_the_next_to_go;
     tokens_not_compared: TokensNotCompared, ["exact", "sight"], prompts_differ_in_a_last_token;
     key_without_last_token: KeyWithoutLastToken, ["forged", "hit"], prompts_differ_in_a_last_token;
@@ -261,6 +262,7 @@ fn random_schedules_alone_find_most_faults() {
         "failed_copy_counts",
         "partial_first_only",
         "partial_without_lease",
+        "partial_of_anybody",
         "tokens_not_compared",
         "key_without_last_token",
         "fork_unconfirmed",

@@ -31,7 +31,11 @@ pub fn pictured(start: usize, end: usize, id: &str) -> Identity {
 }
 
 pub fn scene() -> Driver {
-    Driver::new(Config {
+    Driver::new(config())
+}
+
+fn config() -> Config {
+    Config {
         num_blocks: 80,
         block_size: 4,
         vocab_size: 1009,
@@ -51,7 +55,7 @@ pub fn scene() -> Driver {
         kv_layout: Vec::new(),
         weights_version: Vec::new(),
         explain_misses: true,
-    })
+    }
 }
 
 pub fn tokens(family: u32, len: u32) -> Vec<u32> {
@@ -69,8 +73,13 @@ pub fn ask(driver: &mut Driver, identity: &Identity, prompt: &[u32], max_tokens:
 
 /// Asks in turn on one scheduler; each must find so many tokens.
 fn in_turn(what: &str, prompt: &[u32], turns: &[(Identity, usize)]) -> Checked {
-    let mut driver = scene();
-    for (at, (identity, wanted)) in turns.iter().enumerate() {
+    let turns: Vec<_> = turns.iter().map(|(identity, wanted)| (identity.clone(), prompt, *wanted)).collect();
+    all_in_turn(what, scene(), &turns)
+}
+
+/// The same with a prompt for each turn.
+fn all_in_turn(what: &str, mut driver: Driver, turns: &[(Identity, &[u32], usize)]) -> Checked {
+    for (at, (identity, prompt, wanted)) in turns.iter().enumerate() {
         let (cached, _) = ask(&mut driver, identity, prompt, 3)?;
         ensure(cached == *wanted, "shared", || format!("{what}, turn {at}: {cached} tokens found, not {wanted}"))?;
     }
@@ -96,6 +105,29 @@ pub fn tenants_share_what_is_public_and_nothing_else() -> Checked {
         &prompt,
         &[(unnamed.clone(), 0), (public("a"), 8), (unnamed, 16), (plain(), 0)],
     )
+}
+
+/// A prompt that parts from another's in the middle of a block copies rows of public blocks and of blocks of its own tenant, and none
+/// of another's. 10 tokens are public: the block that holds the last two of them is private. Both orders.
+pub fn tenants_copy_no_row_of_private_blocks() -> Checked {
+    let prompt = tokens(1, 18);
+    let parts_at = |at: usize| [&prompt[..at], &tokens(5, 8)].concat();
+    let (in_private, in_public) = (parts_at(10), parts_at(6));
+    for (one, other) in [("a", "b"), ("b", "a")] {
+        let as_one = || Identity { public_tokens: 10, ..tenant(one) };
+        let as_other = || Identity { public_tokens: 10, ..tenant(other) };
+        let turns = [
+            (as_one(), &prompt[..], 0),
+            (as_other(), &in_private, 8),
+            (as_one(), &in_private, 10),
+            (as_other(), &prompt, 10),
+            (as_other(), &in_public, 6),
+            (as_one(), &in_public, 8),
+        ];
+        let driver = Driver::new(Config { enable_partial_hits: true, ..config() });
+        all_in_turn("rows", driver, &turns)?;
+    }
+    Ok(())
 }
 
 /// A salt that a client sends does not bring it into another domain, and keeps others of its own out.
