@@ -1,9 +1,10 @@
 //! Gives a waiting request a row, its prefix hits, its first blocks and a promise of the rest: all of it or nothing (design 3).
 //!
 //! The whole of what is known (prompt, and outputs of a preempted request) must fit beside what others were promised. Hits that
-//! were free leave the queue, so they count as needed. Blocks are taken chunk by chunk.
+//! were free leave the queue, so they count as needed. Blocks are taken chunk by chunk. All that may be refused is asked first.
 
 use crate::block_table::BlockTable;
+use crate::error::{Error, Result};
 use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
 use crate::partial_hit::PartialHit;
@@ -21,6 +22,8 @@ enum Admission {
     PrefixInFlight,
     /// Its blocks are not free.
     Blocked,
+    /// One of its steps was refused; nothing changed.
+    Refused(Error),
 }
 
 impl Scheduler {
@@ -40,6 +43,7 @@ impl Scheduler {
                     self.end(seat, End::Capacity);
                 }
                 Admission::Blocked => return,
+                Admission::Refused(error) => return self.note_refusal(error),
             }
         }
     }
@@ -74,9 +78,17 @@ impl Scheduler {
         }
         let free = self.pool.num_free().saturating_sub(promised);
         let takes_free_source = |hit: &PartialHit| self.pool.holders(hit.source) == 0 && self.pool.is_free(hit.source);
-        if rest + free_hits + u32::from(partial.as_ref().is_some_and(takes_free_source)) > free {
+        let mut needed = rest + free_hits + u32::from(partial.as_ref().is_some_and(takes_free_source));
+        if needed > free {
             // Only its source is missing.
             partial = None;
+            needed = rest + free_hits;
+        }
+        if let Err(error) = self.ask_to_admit(partial, promised + needed) {
+            if mutant::is_on(Mutant::RefusedKeepsPromise) {
+                self.promised += rest;
+            }
+            return Admission::Refused(error);
         }
         start += partial.map_or(0, |hit| hit.rows);
         let mut chunk = (known - start).min(budget);
@@ -108,6 +120,15 @@ impl Scheduler {
             self.schedule(seat, chunk, self.hit.confirmed()..hits);
         }
         Admission::Admitted { chunk }
+    }
+
+    /// Asks for the hit that was found, the source of a partial one, `needed` free blocks and a row. Nothing changes. If all is granted,
+    /// no step of the admission can fail.
+    fn ask_to_admit(&self, partial: Option<PartialHit>, needed: u32) -> Result<()> {
+        let source = partial.map(|hit| hit.source);
+        self.hit.blocks().chain(source).try_for_each(|block| self.pool.may_share(block))?;
+        self.pool.may_take(needed)?;
+        self.may_have_row()
     }
 
     /// Finds the longest known prefix. The last token is always computed, so that there are logits to sample from.

@@ -5,6 +5,7 @@
 //! copy. The last owner writes in place. A source is leased until the step has ended. A copy counts when its step is committed.
 
 use crate::block_pool::Release;
+use crate::error::Result;
 use crate::flight::Entry;
 use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
@@ -20,6 +21,15 @@ impl Scheduler {
         let due = self.tail(seat).filter(|&block| self.must_copy(block)).count() as u32;
         self.request_mut(seat).asks_to_write = due > 0 && !mutant::is_on(Mutant::WriteForked);
         if mutant::is_on(Mutant::WriteForked) { 0 } else { due }
+    }
+
+    /// Asks for what a growth by `needed` blocks takes, its copies among them. Nothing changes. If all is granted, no step of it can fail.
+    pub(crate) fn ask_to_grow(&self, seat: usize, needed: u32) -> Result<()> {
+        if self.request(seat).asks_to_write {
+            let mut sources = self.tail(seat).filter(|&block| self.must_copy(block));
+            sources.try_for_each(|block| self.pool.may_copy(block))?;
+        }
+        self.pool.may_take(needed)
     }
 
     /// Gives a running request blocks of its own for the rows that follow, where [`Scheduler::copies_due`] says so; the first entry of

@@ -6,7 +6,7 @@
 
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
-use crate::ids::RequestId;
+use crate::ids::{BlockId, RequestId};
 use crate::mutant::{self, Mutant};
 use crate::request::{Limits, Place};
 use crate::scheduler::Scheduler;
@@ -30,9 +30,14 @@ impl Scheduler {
             return Err(Error::InvalidInput { field: "max_tokens", value: i128::from(limits.max_tokens), bound });
         }
         self.check_fits(request.prompt_len, &limits)?;
-        let Some(row) = self.free_rows.pop() else { return Err(Error::NoFreeRow { rows: self.config.rows() }) };
-
+        self.may_have_row()?;
         let (rows, size) = (self.confirmed(seat), self.block_size);
+        for table in request.tables() {
+            let head = table.blocks().iter().take(size.blocks_for(rows));
+            head.filter(|&&block| block != BlockId::NULL).try_for_each(|&block| self.pool.may_hold(block))?;
+        }
+
+        let row = self.free_rows.pop().expect("it was asked for");
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let parent = self.seats[seat].as_mut().expect("a seat in use");
@@ -78,6 +83,10 @@ impl Scheduler {
         let mut rows = self.confirmed(seat).min(num_tokens - 1);
         if !self.is_in_sight(seat, rows) {
             rows = 0;
+        }
+        for table in self.request(seat).tables() {
+            let cut = table.blocks().iter().skip(self.block_size.blocks_for(rows));
+            cut.filter(|&&block| block != BlockId::NULL).try_for_each(|&block| self.pool.may_release(block))?;
         }
         let in_flight = self.flight.runs(self.request(seat).planned_in);
         if in_flight {

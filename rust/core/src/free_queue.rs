@@ -67,6 +67,7 @@ mod walk;
 
 use lanes::Lanes;
 pub use lanes::{DEFAULT_LANE, LANES};
+pub(crate) use node::MAX_HOLDERS;
 use node::{Nodes, Place, State, low};
 use stack::Stack;
 

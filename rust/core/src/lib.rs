@@ -34,6 +34,8 @@ pub mod plan;
 pub mod prefix_cache;
 pub mod prefix_index;
 pub mod prompt;
+#[cfg(feature = "mutants")]
+pub mod refusal;
 pub mod request;
 pub mod retention;
 pub mod scheduler;
@@ -54,8 +56,12 @@ mod partial_hit;
 mod partial_index;
 mod planning;
 mod preemption;
+#[cfg(not(feature = "mutants"))]
+mod refusal;
 mod sha256;
 mod sight;
+#[cfg(feature = "mutants")]
+mod state;
 mod sync;
 mod trail;
 mod weights;

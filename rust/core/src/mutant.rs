@@ -292,6 +292,8 @@ mutants! {
     OldWorthStays = "old_worth_stays",
     /// Of blocks whose time is over at once the first of the chain goes first.
     ShallowFirst = "shallow_first",
+    /// An admission that is refused half way keeps its promise.
+    RefusedKeepsPromise = "refused_keeps_promise",
 }
 
 #[cfg(feature = "mutants")]

@@ -17,7 +17,8 @@ impl Scheduler {
     /// Chooses the next step and writes it to `memory`, which must be the one that the last plan did not use.
     ///
     /// # Errors
-    /// [`Error::StepInFlight`]; [`Error::Stalled`] if runnable work cannot move although nothing is in flight.
+    /// [`Error::StepInFlight`]; [`Error::Stalled`] if runnable work cannot move although nothing is in flight. A request for which a step
+    /// of its admission or growth is refused is left as it was, for the next plan; that refusal is the error if the plan has nothing else.
     pub fn plan(&mut self, now_us: u64, memory: PlanMemory<'_>) -> Result<Sizes> {
         if let Some(step) = self.flight.step {
             return Err(Error::StepInFlight { step });
@@ -30,19 +31,24 @@ impl Scheduler {
         self.pool.expire(now_us);
         self.frontier.clear();
         self.idle_sharers.clear();
+        self.refused = None;
         let mut budget = self.config.max_num_batched_tokens as usize;
         let ended_before = self.ended.len();
+        let wasted_before = self.counters.wasted_rows_sum;
         let preemptions_before = self.counters.preemptions;
         if self.groups.has_window() {
             self.leave_out_of_sight();
         }
         self.plan_running(&mut budget);
         let has_preempted = self.counters.preemptions > preemptions_before;
-        if !has_preempted || mutant::is_on(Mutant::AdmitAfterPreempt) {
+        if (!has_preempted || mutant::is_on(Mutant::AdmitAfterPreempt)) && self.refused.is_none() {
             self.plan_waiting(&mut budget, now_us);
         }
         let freed = has_preempted || self.ended.len() > ended_before;
-        self.check_progress(freed)?;
+        if let Err(error) = self.check_progress(freed) {
+            self.counters.wasted_rows_sum = wasted_before;
+            return Err(error);
+        }
         self.tell_forks();
         self.steps += 1;
         self.take_off();
@@ -185,6 +191,11 @@ impl Scheduler {
                     self.count_idle_rows(seat);
                     at += 1;
                 }
+                Growth::Refused(error) => {
+                    self.note_refusal(error);
+                    self.count_idle_rows(seat);
+                    at += 1;
+                }
             }
         }
     }
@@ -218,10 +229,22 @@ impl Scheduler {
         self.counters.wasted_rows_sum += (self.groups.len() * empty) as u64;
     }
 
+    /// The plan goes on without who was refused.
+    pub(crate) fn note_refusal(&mut self, error: Error) {
+        self.refused.get_or_insert(error);
+    }
+
     /// A8: with live requests a plan runs something, frees something or ends something.
     fn check_progress(&mut self, freed: bool) -> Result<()> {
         let first = self.running.first().or(self.waiting.front());
         self.idle_with_work = self.flight.entries.is_empty() && !freed && first.is_some();
+        if self.idle_with_work
+            && let Some(error) = self.refused.take()
+        {
+            self.idle_with_work = false;
+            // What left the sight of a request must be told.
+            return if self.draft.dirty.is_empty() { Err(error) } else { Ok(()) };
+        }
         let Some(&seat) = first.filter(|_| self.idle_with_work && !mutant::is_on(Mutant::StallSilently)) else {
             return Ok(());
         };

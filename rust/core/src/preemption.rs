@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::error::Error;
 use crate::ids::Key;
 use crate::mutant::{self, Mutant};
 use crate::request::Place;
@@ -16,6 +17,8 @@ pub(crate) enum Growth {
     Fits,
     /// Nobody ranks below it, and the blocks do not suffice.
     NoVictim,
+    /// One of its steps was refused; nothing changed.
+    Refused(Error),
 }
 
 impl Scheduler {
@@ -35,6 +38,9 @@ impl Scheduler {
             let unpromised = self.pool.num_free().saturating_sub(self.promised);
             let beyond = needed - own;
             if beyond <= unpromised {
+                if let Err(error) = self.ask_to_grow(seat, needed) {
+                    return Growth::Refused(error);
+                }
                 let first = self.copy_tail(seat).unwrap_or(self.request(seat).table.len());
                 self.take_blocks(seat, missing as u32, own);
                 self.note_change(seat, first);

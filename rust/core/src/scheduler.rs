@@ -87,6 +87,8 @@ pub struct Scheduler {
     pub(crate) misses: MissCounts,
     pub(crate) counters: Counters,
     pub(crate) pins: Pins,
+    /// The first refusal in the plan under way.
+    pub(crate) refused: Option<Error>,
     /// The last plan had nothing to run although requests were live.
     pub(crate) idle_with_work: bool,
 }
@@ -137,6 +139,7 @@ impl Scheduler {
             misses: MissCounts::default(),
             counters: Counters::default(),
             pins: Pins::default(),
+            refused: None,
             idle_with_work: false,
             config,
         })

@@ -12,6 +12,7 @@ mod key_checks;
 mod mirror;
 mod model;
 mod pool_script;
+mod refused;
 mod retention_script;
 mod schedule_script;
 mod seed;
@@ -180,6 +181,7 @@ rows! {
     copy_without_lease: CopyWithoutLease, ["A2"], a_request_goes_back_into_a_published_block;
     failed_copy_counts: FailedCopyCounts, ["start"], a_step_that_copies_fails;
     fork_unconfirmed: ForkUnconfirmed, ["A7", "start"], a_sharer_is_forked_in_flight;
+    refused_keeps_promise: RefusedKeepsPromise, ["transaction"], || refused::an_admission_is_refused().map(drop);
     truncate_keeps_epoch: TruncateKeepsEpoch, ["epoch", "A5", "A7"], a_request_goes_back_in_flight;
 }
 
@@ -251,6 +253,7 @@ fn random_schedules_alone_find_most_faults() {
         "promise_unfreed",
         "put_back_blind",
         "put_back_to_start",
+        "refused_keeps_promise",
     ];
     let tables = [
         "fork_misses_last",

@@ -16,7 +16,7 @@ const OUT: u32 = 1 << 29;
 const LANE: u32 = (1 << 7) - 1;
 
 /// Holders that a block can have.
-pub(super) const MAX_HOLDERS: u32 = OUT - 1;
+pub(crate) const MAX_HOLDERS: u32 = OUT - 1;
 
 /// Where a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
