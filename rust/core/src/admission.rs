@@ -174,7 +174,8 @@ impl Scheduler {
             request.cached = Some(start);
             self.counters.prefix_queries += request.prompt_len as u64;
             self.counters.prefix_hits += start as u64;
-            self.counters.queue_us_sum += now_us.saturating_sub(request.submitted_us);
+            let waited_us = now_us.saturating_sub(request.submitted_us);
+            self.counters.queue_us_sum = self.counters.queue_us_sum.saturating_add(waited_us);
         }
         let id = request.id;
         let at = self.rank_in_running(id);

@@ -456,8 +456,10 @@ impl BlockPool {
         Ok(())
     }
 
-    /// Forgets all published content that nobody holds; returns how many blocks forgot theirs.
+    /// Forgets all published content that nobody holds; returns how many blocks forgot theirs. Those that were worth more than the
+    /// default join the tail of its lane, in order of their ids.
     pub fn forget_unheld(&mut self) -> u32 {
+        self.level_unheld();
         let (queue, partial) = (&self.queue, &mut self.partial);
         let all = || (1..queue.num_blocks()).map(BlockId);
         let is_unheld = |block: &BlockId| queue.holders(*block) == 0;
@@ -471,6 +473,19 @@ impl BlockPool {
             return forget_all(&mut self.index);
         }
         self.index.clear(forget_all)
+    }
+
+    /// What nobody holds is worth the default: its content is about to be forgotten.
+    fn level_unheld(&mut self) {
+        let Some(retention) = &mut self.retention else { return };
+        for block in (1..self.queue.num_blocks()).map(BlockId).filter(|&block| self.queue.holders(block) == 0) {
+            retention.forget(block);
+            if self.index.state(block) == KeyState::Published
+                && self.queue.lane(block).is_some_and(|lane| lane > DEFAULT_LANE)
+            {
+                self.queue.move_to_lane(block, DEFAULT_LANE).expect("a named block in a lane is free");
+            }
+        }
     }
 
     /// Recounts A1 to A4 from `tables`, all tables that are alive.
@@ -704,6 +719,25 @@ mod tests {
         pool.make_pending(BlockId::NULL, Key([1; 32])).unwrap();
         assert_eq!(pool.index().lookup(&Key([1; 32])), None);
         pool.audit([&table]).unwrap();
+    }
+
+    #[test]
+    fn content_that_is_forgotten_is_worth_the_default_and_its_time_is_never_over() {
+        let mut pool = pool(5);
+        pool.use_retention();
+        let table = taken(&mut pool, 2);
+        for (name, &block) in table.blocks().iter().enumerate() {
+            publish(&mut pool, block, name as u8);
+            pool.ask(block, name, Worth { priority: 80, time_us: 10 });
+        }
+        let held = taken(&mut pool, 1);
+        publish(&mut pool, held.blocks()[0], 9);
+        pool.release(table, Release::Now);
+        assert_eq!(pool.forget_unheld(), 2);
+        pool.expire(20);
+        pool.release(held, Release::Now);
+        assert_eq!(free(&pool), [4, 1, 2, 3], "what holds nothing goes before what is cached");
+        pool.audit([]).unwrap();
     }
 
     #[test]

@@ -199,7 +199,8 @@ impl Scheduler {
         let max_model_len = self.config.max_model_len as usize;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         if request.num_outputs() == 0 {
-            self.counters.first_token_us_sum += now_us.saturating_sub(request.submitted_us);
+            let took_us = now_us.saturating_sub(request.submitted_us);
+            self.counters.first_token_us_sum = self.counters.first_token_us_sum.saturating_add(took_us);
         }
         let Some(end) = request.push(token, max_model_len) else { return };
         committed.ended.push([request.id.0 as i64, end as i64]);

@@ -58,6 +58,8 @@ impl Scheduler {
     }
 
     /// There is no block to copy to: what nobody else holds loses its name and is written in place. True if that changed anything.
+    /// Blocks that came behind it may be cached still, and would outlive their parent; so what free blocks hold is forgotten too. They
+    /// are promised or do not suffice, so they are about to be handed out.
     pub(crate) fn unname_tail(&mut self, seat: usize) -> bool {
         if !self.request(seat).asks_to_write {
             return false;
@@ -66,6 +68,9 @@ impl Scheduler {
         let blocks: Vec<BlockId> = self.tail(seat).filter(alone).collect();
         for &block in &blocks {
             self.pool.withdraw(block).expect("a block of this pool");
+        }
+        if !blocks.is_empty() {
+            self.pool.forget_unheld();
         }
         !blocks.is_empty()
     }

@@ -210,6 +210,13 @@ impl Retention {
         self.worth[block.index()] = Some(Worth::DEFAULT);
     }
 
+    /// The content of `block` is forgotten.
+    pub(crate) fn forget(&mut self, block: BlockId) {
+        self.fall(block);
+        self.deadlines.clear(block);
+        self.hit(block);
+    }
+
     /// `block`, whose time was over at `due_us`, is in no queue yet: look again next time.
     pub(crate) fn wait(&mut self, block: BlockId, due_us: u64) {
         self.late.push((block, due_us));

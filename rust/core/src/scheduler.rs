@@ -163,6 +163,7 @@ impl Scheduler {
                 trail.extend(&mut self.hasher, &prompt.tokens);
             }
         }
+        self.pool.tell_time(now_us);
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let seat = self.sit(Request::new(id, prompt, limits, now_us));

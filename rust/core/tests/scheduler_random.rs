@@ -66,6 +66,8 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("events", driver.followers.read),
         ("pinned", rare.pinned as u64),
         ("kept", rare.kept as u64),
+        ("mixed", rare.mixed as u64),
+        ("expired", rare.expired as u64),
         ("event_restarts", driver.followers.first.restarts as u64),
     ];
     for (what, times) in happened {

@@ -22,6 +22,8 @@ pub struct Client {
     pub row: Option<i32>,
     /// It was forked, and no plan has told its row yet.
     pub is_untold: bool,
+    /// The weights changed while it held rows: nothing that it computes is found by others, as long as it runs.
+    pub is_mixed: bool,
     /// It was forked or truncated since it got a token: its next row may need a block to copy to.
     pub may_copy: bool,
     /// Sets its choices apart from those of requests with the same tokens.

@@ -14,6 +14,7 @@ mod pinning;
 mod plan;
 mod plan_check;
 mod step;
+mod weights;
 mod world;
 
 use std::collections::BTreeMap;
@@ -26,7 +27,7 @@ use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::{BlockId, Key, RequestId};
 use blocktable_core::prefix_index::KeyState;
 use blocktable_core::request::{End, Limits};
-use blocktable_core::retention::{Ranges, TokenRange};
+use blocktable_core::retention::{DEFAULT_PRIORITY, Ranges, Retention, TokenRange};
 use blocktable_core::stats::Counters;
 
 use crate::broken::{Broken, Checked, audited, broken, ensure};
@@ -70,6 +71,10 @@ pub struct Seen {
     pub lost_copies: usize,
     /// Requests that asked for retention.
     pub kept: usize,
+    /// Running requests that held rows when the weights changed.
+    pub mixed: usize,
+    /// Plans before which blocks fell to the default priority, because their time was over.
+    pub expired: usize,
 }
 
 /// A scheduler, the memory of its plans, the oracle model, and the books of its caller.
@@ -267,6 +272,7 @@ impl Driver {
             submitted_us: self.now_us,
             row: None,
             is_untold: false,
+            is_mixed: false,
             may_copy: false,
             salt: 0,
             computed: 0,
@@ -435,6 +441,20 @@ impl Driver {
             hasher.extend(&client.chain, &mut client.keys, &client.tokens[..count * block_size]);
         }
         client.keys[..count].to_vec()
+    }
+
+    /// Blocks that are worth more than the default.
+    fn num_lasting(&self) -> usize {
+        let retention = self.scheduler.pool().retention();
+        let lasts = |retention: &Retention| {
+            self.blocks().filter(|&block| retention.worth(block).priority > DEFAULT_PRIORITY).count()
+        };
+        retention.map_or(0, lasts)
+    }
+
+    /// Time passes.
+    pub fn wait(&mut self, time_us: u64) {
+        self.now_us += time_us;
     }
 
     fn tick(&mut self) -> u64 {

@@ -232,7 +232,7 @@ impl Driver {
                 let writer = self.client_in_row(plan.seq_slots[before]).expect("checked before");
                 let stands_in_it = plan.seq_lens[before] as usize / size + 1 == needed / size;
                 let most = writer.tokens.len().min(client.tokens.len() - 1);
-                stands_in_it && needed <= most && self.is_same_content(writer, client, needed)
+                !writer.is_mixed && stands_in_it && needed <= most && self.is_same_content(writer, client, needed)
             };
             let writer = (0..seq).find(comes_to_it);
             ensure(writer.is_none(), "wait", || format!("request {id} computes what sequence {writer:?} computes"))?;

@@ -60,6 +60,7 @@ impl Driver {
             return self.must_refuse_plan(&expected).map(|()| true);
         }
         let before = Before::look(self);
+        let lasting = self.num_lasting();
         let now_us = self.tick();
         let which = (self.scheduler.steps() % 2) as usize;
         let (staging, tables) = &mut self.memories[which];
@@ -67,6 +68,7 @@ impl Driver {
         self.audit()?;
         let sizes = result.or_else(|error| broken("plan", error.to_string()))?;
         let plan = Plan::read(&sizes, self.scheduler.layout(), &self.memories[which].0);
+        self.seen.expired += usize::from(lasting > self.num_lasting());
         self.plans.push(plan.clone());
         self.apply_changes(&plan);
         self.seen.copies += plan.copies.len();
@@ -447,6 +449,7 @@ impl Driver {
                 return broken("books", format!("request {id} is preempted, and does not run"));
             };
             client.row = None;
+            client.is_mixed = false;
             client.preemptions += 1;
             self.expected.preemptions += 1;
             self.expected.recomputed_tokens += client.computed as u64;
@@ -456,6 +459,7 @@ impl Driver {
             // Who was preempted before it was told ran for nobody to see.
             if !told(&client.id) {
                 client.is_untold = false;
+                client.is_mixed = false;
                 client.preemptions += 1;
                 self.expected.preemptions += 1;
                 self.expected.recomputed_tokens += client.computed as u64;

@@ -65,6 +65,10 @@ pub enum Event {
     /// The prompt of one of the requests, as far as it is cached.
     Pin(usize),
     Unpin(usize),
+    /// Other weights compute from now on, of a few versions.
+    SetWeights(u8),
+    /// So many milliseconds pass.
+    Wait(u64),
     Nonsense,
 }
 
@@ -106,7 +110,7 @@ fn configs() -> impl Strategy<Value = Config> {
         event_buffer_size: events,
         kv_layout: Vec::new(),
         weights_version: Vec::new(),
-        explain_misses: true,
+        explain_misses: rows % 5 != 4,
         pin_budget: rows.div_ceil(block_size).saturating_sub(2) / 2,
         enable_partial_hits: rows % 4 != 3,
     })
@@ -137,6 +141,8 @@ fn events() -> impl Strategy<Value = Event> {
         1 => Just(Event::ResetPrefixCache),
         1 => (0..64_usize).prop_map(Event::Pin),
         1 => (0..64_usize).prop_map(Event::Unpin),
+        1 => (0..3_u8).prop_map(Event::SetWeights),
+        1 => (1..=2_u64).prop_map(Event::Wait),
         1 => Just(Event::Nonsense),
     ]
 }
@@ -232,6 +238,11 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
             client.map_or(Ok(()), |(identity, tokens)| driver.pin_as(identity, &tokens).map(drop))
         }
         Event::Unpin(number) => driver.unpin(number),
+        Event::SetWeights(version) => driver.set_weights_version(version),
+        Event::Wait(milliseconds) => {
+            driver.wait(milliseconds * 1000);
+            Ok(())
+        }
         Event::Nonsense => driver.talk_nonsense(),
     }
 }

@@ -1,0 +1,59 @@
+//! Truncation inside published content, when there is no block to copy it to.
+
+mod broken;
+mod driver;
+mod mirror;
+
+use blocktable_core::block_hash::Algorithm;
+use blocktable_core::config::Config;
+use blocktable_core::group::GroupSpec;
+use blocktable_core::request::Limits;
+
+use driver::Driver;
+
+/// The truncated request gave its last published block back, and all that is free is promised to the third request. It writes over
+/// the block before in place, which thereby loses its name; the driver's reader of events sees no child without its parent (I58).
+#[test]
+fn a_cached_block_does_not_outlive_the_parent_that_is_written_over() {
+    let mut driver = Driver::new(config(10));
+    let up_to = |max_tokens| Limits { max_tokens, ..Limits::default() };
+    driver.submit(prompt(1, 7), up_to(20)).unwrap();
+    let truncated = driver.submit(prompt(2, 12), up_to(20)).unwrap().unwrap();
+    driver.run_step().unwrap();
+    driver.run_step().unwrap();
+    driver.submit(prompt(3, 16), up_to(4)).unwrap();
+    driver.run_step().unwrap();
+    driver.truncate(truncated, 7).unwrap();
+    let published = driver.scheduler.pool().index().num_published();
+    driver.run_step().unwrap();
+    assert!(driver.scheduler.pool().index().num_published() < published, "it was written in place");
+    driver.drain().unwrap();
+}
+
+fn config(num_blocks: u32) -> Config {
+    Config {
+        num_blocks,
+        block_size: 4,
+        vocab_size: 1009,
+        max_model_len: 64,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 512,
+        max_waiting: 16,
+        long_prefill_threshold: 4,
+        max_preemptions: 16,
+        groups: vec![GroupSpec::FULL],
+        enable_prefix_caching: true,
+        hash_algorithm: Algorithm::DEFAULT,
+        hash_seed: Vec::new(),
+        event_buffer_size: 1000,
+        kv_layout: Vec::new(),
+        weights_version: Vec::new(),
+        explain_misses: false,
+        pin_budget: 0,
+        enable_partial_hits: false,
+    }
+}
+
+fn prompt(family: u32, len: u32) -> Vec<u32> {
+    (0..len).map(|i| (family * 331 + i * 17) % 1009).collect()
+}
