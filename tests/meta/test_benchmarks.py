@@ -21,6 +21,10 @@ KEYS = {
         *(f"{what}_us_{label}" for what in ("plan", "commit", "step", "floor") for label in QUANTILES),
         "ns_per_seq", "finishes_per_step", "gc_objects_per_step", "allocs_per_step",
     ],
+    "replay": [
+        "trace", "requests_per_s", "hit_rate", "preemptions", "kv_waste",
+        *(f"step_us_{label}" for label in ("p50", "p99", "p999", "max")),
+    ],
     "generate": [
         "model", "dtype", "requests", "prompt", "output",
         "output_tokens_per_s", "total_tokens_per_s", "kv_waste", "ttft_ms", "tpot_ms", "linear_share",
@@ -38,7 +42,7 @@ def test_every_benchmark_has_its_keys_written_down():
     assert set(KEYS) == set(NAMES)
 
 
-@pytest.mark.parametrize("name", ["pool", "hash", "prefix", "scheduler"])
+@pytest.mark.parametrize("name", ["pool", "hash", "prefix", "scheduler", "replay"])
 def test_rows_have_the_promised_keys_in_their_order(name, capsys):
     rows = bench(capsys, name, "--smoke")
     assert rows
