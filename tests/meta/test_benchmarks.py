@@ -69,6 +69,17 @@ def test_named_options_are_combined(capsys):
     assert [(one["running"], one["phase"]) for one in rows] == [(1, "spread"), (1, "aligned"), (3, "spread"), (3, "aligned")]
 
 
+def test_the_time_of_each_step_can_be_kept(capsys, tmp_path):
+    path = tmp_path / "samples.jsonl"
+    options = ("--running", "2", "--phase", "spread", "aligned", "--blocks", "1k", "--steps", "70", "--samples", str(path))
+    rows = bench(capsys, "scheduler", *options)
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [one["phase"] for one in kept] == ["spread", "aligned"]
+    for row_, one in zip(rows, kept):
+        assert len(one["step_ns"]) == 70
+        assert clock.quantiles_us("step", one["step_ns"])["step_us_p50"] == row_["step_us_p50"]
+
+
 def test_a_quantile_with_too_few_steps_behind_it_is_null():
     figures = clock.quantiles_us("x", np.arange(1, 1001) * 1000)
     assert figures == {"x_us_p50": 500.0, "x_us_p99": 990.0, "x_us_p999": 999.0, "x_us_p9999": None, "x_us_max": 1000.0}

@@ -6,6 +6,7 @@ Before: `blocktable bench scheduler`. After: one row per case. Prefix caching on
 
 import argparse
 import gc
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -66,6 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--phase", choices=["spread", "aligned"], nargs="+")
     parser.add_argument("--gap-ms", type=count_or_zero, nargs="+", help="pause before each step (0 10)")
     parser.add_argument("--blocks", type=count, default=1_000_000, help="pool size (1M); head_retried makes its own small one")
+    parser.add_argument("--samples", metavar="FILE", help="append every step's time to this file, one JSON line a row")
     parser.add_argument("--steps", type=count, default=2560, help="steps timed per row (2560), a tenth with a pause")
 
 
@@ -80,7 +82,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         if case.pool == "aged" and case.waiting and case.running < LEAST_ROWS_TO_AGE:
             print(f"left out, a pool does not age with fewer than {LEAST_ROWS_TO_AGE} sequences: {case}", file=sys.stderr)
             continue
-        row = _row(case, blocks, max(64, steps // 10) if case.gap_ms else steps)
+        row = _row(case, blocks, max(64, steps // 10) if case.gap_ms else steps, options.samples)
         steady = case.case == "steady" and case.waiting == 0 and case.gap_ms == 0
         yield with_peers(row, peers, ["running"], ["step_us_p50", "step_us_p99", "ns_per_seq"]) if steady else row
 
@@ -98,7 +100,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     return [replace(Case(1024), **dict(zip(named, values))) for values in product(*named.values())]
 
 
-def _row(case: Case, blocks: int, steps: int) -> Row:
+def _row(case: Case, blocks: int, steps: int, samples: str | None) -> Row:
     episode = Episode(case, num_blocks=blocks, rng=np.random.default_rng(0))
     episode.check_answers()
     gc.collect()
@@ -109,6 +111,9 @@ def _row(case: Case, blocks: int, steps: int) -> Row:
     finally:
         gc.unfreeze()
     episode.check_drained()
+    if samples is not None:
+        with open(samples, "a", encoding="utf-8") as file:
+            print(json.dumps({**asdict(case), "step_ns": (timing.plan_ns + timing.commit_ns).tolist()}), file=file)
     keys: Row = {"bench": "scheduler", **asdict(case), "blocks": episode.num_blocks, "steps": steps}
     return keys | _figures(timing, case.running) | made
 
