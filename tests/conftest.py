@@ -8,7 +8,7 @@ faults runs only on the build that has them, and on that build nothing else runs
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import find_spec, spec_from_file_location
@@ -100,7 +100,10 @@ def why_no_gpu() -> str | None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Count what did not run for want of a GPU, so that a run without one cannot look whole."""
+    """Show what tests have told, and count what did not run for want of a GPU, so that a run without one cannot look whole."""
+    passed = terminalreporter.stats.get("passed", [])
+    for told in (value for report in passed for name, value in report.user_properties if name == "told"):
+        terminalreporter.write_line(f"told: {told}")
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if "gpu" in report.keywords]
     if skipped:
         terminalreporter.write_line(f"skipped for want of a GPU: {len(skipped)}", yellow=True)
@@ -139,6 +142,17 @@ def smollm2_gguf() -> Path:
     if spec is None or spec.origin is None:
         pytest.skip("needs SmolLM2-135M-Instruct: `make test` brings it, or set BLOCKTABLE_SMOLLM2_GGUF")
     return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Prints a line, and shows it again at the end of a run in which the test passed."""
+
+    def say(line: str) -> None:
+        print(line)
+        record_property("told", line)
+
+    return say
 
 
 @pytest.fixture

@@ -47,10 +47,12 @@ def in_the_middle(llm: LLM, prompts: list[Any], params: list[SamplingParams]) ->
 
 @dataclass(frozen=True)
 class Way:
-    """Options of the engine, the order of arrival, and what the run must have met to be worth its name."""
+    """Options of the engine, the order of arrival, how often each prompt is asked, and what the run must have met to be worth
+    its name."""
 
     options: dict[str, Any] = field(default_factory=dict)
     arrive: Arrive = all_at_once
+    times: int = 1
     min_preemptions: int = 0
     is_warm: bool = False
 
