@@ -46,8 +46,8 @@ TINY_POOLS = {
     **dict.fromkeys(("mistral", "phi3", "mixtral"), ALL_WINDOWS),
     **dict.fromkeys(("qwen2", "gemma2", "gemma3_text", "gpt_oss"), SOME_WINDOWS),
 }
-"""Of models with windows, where what leaves a window makes room for others: pools smaller still, and every prompt twice. A window
-lies in two blocks in one step and in three in the next, so that a sequence takes blocks again and again."""
+"""Of models with windows, where what leaves a window makes room for others: pools smaller still, and every prompt twice. A
+window lies in two blocks in one step and in three in the next, so that a sequence takes blocks again and again."""
 
 
 def test_the_architectures_are_those_that_are_promised() -> None:
