@@ -16,8 +16,8 @@ from .host_memory import available_host_bytes
 
 MIN_BLOCKS = 2
 """The null block, and one to use."""
-MAX_BLOCKS = 2**31 - 1
-"""Block ids are 32-bit in a plan."""
+MAX_BLOCKS = 2**27 - 1
+"""As many as the free queue of the core can name."""
 DEFAULT_SHARE = {"cuda": 0.9, "cpu": 0.5}
 """Of free memory. What is left is for activations, and on a CPU for everybody else."""
 

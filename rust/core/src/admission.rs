@@ -5,7 +5,6 @@
 
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
-use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
 use crate::partial_hit::PartialHit;
 use crate::preemption::contains;
@@ -188,13 +187,7 @@ impl Scheduler {
         let request = self.seats[seat].as_mut().expect("a seat in use");
         for group in 0..self.groups.len() {
             let table = request.table_of_mut(group);
-            for &block in self.hit.table(group) {
-                if block == BlockId::NULL {
-                    table.blocks.push(block);
-                } else {
-                    self.pool.share(table, block).expect("a hit of this call");
-                }
-            }
+            self.pool.share_all(table, self.hit.table(group)).expect("hits of this call");
         }
         if self.pool.retention().is_some() {
             for group in 0..self.groups.len() {

@@ -8,7 +8,7 @@ use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
 use crate::events::{Content, EventLog};
-use crate::free_queue::{DEFAULT_LANE, FreeQueue, Freed};
+use crate::free_queue::{DEFAULT_LANE, FreeQueue, Freed, MAX_BLOCKS};
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
 use crate::partial_index::PartialIndex;
@@ -59,10 +59,10 @@ impl BlockPool {
     /// A pool of `num_blocks` blocks, the null block among them.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if there is no block but the null block, or ids would not fit 31 bits.
+    /// [`Error::InvalidInput`] if there is no block but the null block, or more of them than the free queue can name.
     pub fn new(num_blocks: u32) -> Result<Self> {
-        if !(2..=i32::MAX as u32).contains(&num_blocks) {
-            let bound = format!("must be 2..={}: block 0 is the null block", i32::MAX);
+        if !(2..=MAX_BLOCKS).contains(&num_blocks) {
+            let bound = format!("must be 2..={MAX_BLOCKS}: block 0 is the null block");
             return Err(Error::InvalidInput { field: "num_blocks", value: i128::from(num_blocks), bound });
         }
         Ok(BlockPool {
@@ -213,25 +213,55 @@ impl BlockPool {
     /// # Errors
     /// [`Error::NoSuchBlock`] for an id of another pool; [`Error::NotHeld`] if the content has no name (any more): a hit is looked up and held in one call, or not at all.
     pub fn share(&mut self, table: &mut BlockTable, block: BlockId) -> Result<()> {
-        self.block(block.get())?;
-        if self.index.state(block) == KeyState::Unnamed {
+        if block == BlockId::NULL {
             return Err(Error::NotHeld { block });
         }
-        if self.queue.is_out(block) {
-            self.unpark(block)?;
-        } else if mutant::is_on(Mutant::HitKeepsInQueue) && self.queue.lane(block).is_some() {
-            self.queue.hold_freed(block);
-        } else {
-            self.queue.share(block)?;
+        self.share_all(table, &[block])
+    }
+
+    /// The same for blocks of a chain, in its order. Null blocks are appended as they are. Costs least where the blocks stand in the
+    /// queue as a release of the chain put them there.
+    ///
+    /// # Errors
+    /// As [`BlockPool::share`], for any of them. Nothing changes then.
+    pub fn share_all(&mut self, table: &mut BlockTable, blocks: &[BlockId]) -> Result<()> {
+        for &block in blocks.iter().filter(|&&block| block != BlockId::NULL) {
+            self.block(block.get())?;
+            if !self.queue.is_hittable(block) && !self.is_parked_hit(block) {
+                return Err(Error::NotHeld { block });
+            }
+        }
+        let mut rest = blocks;
+        while let Some(&block) = rest.first() {
+            let len = match block {
+                BlockId::NULL => 1,
+                _ => self.hit_head(rest),
+            };
+            rest = &rest[len..];
         }
         if let Some(retention) = &mut self.retention {
-            retention.hit(block);
+            blocks.iter().for_each(|&block| retention.hit(block));
+        }
+        table.blocks.extend_from_slice(blocks);
+        Ok(())
+    }
+
+    /// Hits at least the first of `blocks`, which can be hit; returns how many.
+    fn hit_head(&mut self, blocks: &[BlockId]) -> usize {
+        let block = blocks[0];
+        if mutant::is_on(Mutant::HitKeepsInQueue) && self.queue.lane(block).is_some() {
+            self.queue.hold_freed(block);
+            return 1;
+        }
+        let mut hit = self.queue.share_all(if mutant::is_on(Mutant::SkipRefOnHit) { &blocks[..1] } else { blocks });
+        if hit == 0 {
+            self.unpark(block);
+            hit = 1;
         }
         if mutant::is_on(Mutant::SkipRefOnHit) {
             let _ = self.queue.drop_holders(&[block], |_| DEFAULT_LANE);
         }
-        table.blocks.push(block);
-        Ok(())
+        hit
     }
 
     /// Gives back all blocks of `table`, last block first, as one list (design 1, 14).
@@ -327,18 +357,8 @@ impl BlockPool {
     /// As [`BlockPool::fork`].
     pub fn fork_head(&mut self, table: &BlockTable, len: usize) -> Result<BlockTable> {
         let head = &table.blocks[..len.min(table.len())];
-        for &block in head.iter().filter(|&&block| block != BlockId::NULL) {
-            self.block(block.get())?;
-            if self.holders(block) == 0 {
-                return Err(Error::NotHeld { block });
-            }
-        }
         let missed = usize::from(mutant::is_on(Mutant::ForkMissesLast)).min(head.len());
-        for block in &head[..head.len() - missed] {
-            if *block != BlockId::NULL {
-                self.queue.hold(*block)?;
-            }
-        }
+        self.queue.hold_all(&head[..head.len() - missed])?;
         Ok(BlockTable { blocks: head.to_vec() })
     }
 
@@ -541,18 +561,20 @@ impl BlockPool {
         }
     }
 
+    /// Whether `block` waits for the end of a step and its content has a name.
+    fn is_parked_hit(&self, block: BlockId) -> bool {
+        self.parked_at[block.index()] != NOT_PARKED && self.queue.is_named(block)
+    }
+
     /// Takes a block, hit while it was parked, out of its list: it enters the queue when that hit ends (design 14).
-    fn unpark(&mut self, block: BlockId) -> Result<()> {
+    fn unpark(&mut self, block: BlockId) {
         let at = std::mem::replace(&mut self.parked_at[block.index()], NOT_PARKED);
-        if at == NOT_PARKED {
-            return Err(Error::NotHeld { block });
-        }
+        assert!(at != NOT_PARKED, "{block:?} can be hit");
         if !mutant::is_on(Mutant::HitStaysParked) {
             self.parked[at as usize] = BlockId::NULL;
             self.num_parked -= 1;
         }
         self.queue.hold_freed(block);
-        Ok(())
     }
 
     fn park(&mut self, freed: &Freed) {

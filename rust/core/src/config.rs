@@ -3,6 +3,7 @@
 use crate::block_hash::{Algorithm, BlockHasher};
 use crate::block_size::BlockSize;
 use crate::error::{Error, Result};
+use crate::free_queue::MAX_BLOCKS;
 use crate::group::{self, GroupSpec};
 
 /// What a scheduler is made with.
@@ -61,7 +62,7 @@ impl Config {
             }
             Err(Error::InvalidInput { field, value: i128::from(value), bound: format!("must be {low}..={high}") })
         };
-        at_most("num_blocks", self.num_blocks, 2, i32::MAX as u32)?;
+        at_most("num_blocks", self.num_blocks, 2, MAX_BLOCKS)?;
         at_most("block_size", self.block_size, 1, 4096)?;
         at_most("vocab_size", self.vocab_size, 1, i32::MAX as u32)?;
         at_most("max_model_len", self.max_model_len, 2, 1 << 27)?;

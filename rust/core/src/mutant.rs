@@ -46,6 +46,8 @@ mutants! {
     HelpersNeverStop = "helpers_never_stop",
     /// A hit takes a block out of its lane without a second look at where it is.
     HitTrustsFirstLook = "hit_trusts_first_look",
+    /// A hit of a chain takes out what stands before its first block, whatever that is.
+    HitTakesNeighbours = "hit_takes_neighbours",
     /// A block taken out of a lane keeps the name of its old content.
     TakeKeepsName = "take_keeps_name",
     /// Holders are added by a load and a store.

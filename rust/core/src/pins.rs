@@ -103,9 +103,7 @@ impl Scheduler {
         }
         let blocks: Vec<BlockId> = all().collect();
         let mut table = BlockTable::new();
-        for &block in &blocks {
-            self.pool.share(&mut table, block).expect("a hit of this call");
-        }
+        self.pool.share_all(&mut table, &blocks).expect("hits of this call");
         let id = self.pins.add(table, self.config.num_blocks);
         Ok(Pinned { id, tokens: kept * size.tokens(), blocks: blocks.len() as u32 })
     }

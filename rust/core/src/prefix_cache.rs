@@ -60,9 +60,7 @@ impl PrefixCache {
         if lacking > pool.num_free().saturating_sub(free_hits) && !mutant::is_on(Mutant::BlockedKeepsHits) {
             return Err(Error::OutOfBlocks { needed: lacking.saturating_add(free_hits), free: pool.num_free() });
         }
-        for &block in &self.hits {
-            pool.share(&mut sequence.table, block)?;
-        }
+        pool.share_all(&mut sequence.table, &self.hits)?;
         pool.take(&mut sequence.table, lacking)?;
         sequence.named = self.hits.len();
         sequence.rows = sequence.named * size.tokens();

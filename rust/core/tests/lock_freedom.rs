@@ -36,8 +36,14 @@ const OF_A: &[(&str, Operation)] = &[
     ("take from everywhere", |queue| drop(take(queue, 34))),
     ("take too many", |queue| drop(take(queue, 1_000))),
     ("hit of a free block", |queue| drop(queue.share(block(queue, FREE)))),
+    ("hit of a chain", |queue| {
+        let hits = queue.share_all(&[4, FREE, FREE - 1, FREE - 2, 15].map(|id| block(queue, id)));
+        assert!(hits <= 5);
+    }),
     ("hit of a held block", |queue| drop(queue.share(block(queue, 4)))),
     ("fork", |queue| queue.hold(block(queue, 1)).expect("held")),
+    ("fork of a table", |queue| queue.hold_all(&[1, 0, 2, 3].map(|id| block(queue, id))).expect("held")),
+    ("fork that may be refused", |queue| drop(queue.hold_all(&[1, 2, FREE].map(|id| block(queue, id))))),
     ("release of unnamed blocks", |queue| release(queue, &[1, 2], DEFAULT_LANE)),
     ("release of named blocks", |queue| release(queue, &[3, 4], DEFAULT_LANE)),
     ("release of both", |queue| release(queue, &[1, 3, 2, 4], DEFAULT_LANE)),

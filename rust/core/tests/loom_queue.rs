@@ -40,6 +40,9 @@ macro_rules! races {
 
 races! {
     two_takes_of_the_last_block, 3, [PermitsWithoutCompare];
+    two_hits_of_one_chain, 2, [LanesIgnoreOthers];
+    a_chain_and_its_middle_are_hit_together, 2, [LanesIgnoreOthers];
+    a_take_and_a_hit_of_one_chain, 2, [LanesIgnoreOthers, TakeKeepsName];
     two_takes_of_fresh_blocks, 3, [PermitsWithoutCompare];
     a_take_and_a_hit_of_one_block, 3, [HitTrustsFirstLook, TakeKeepsName];
     two_hits_of_one_free_block, 3, [HitTrustsFirstLook, WaitForOthers];
@@ -91,6 +94,30 @@ mod races {
         let queue = lane_of(2);
         let (one, two) = both(&queue, |queue| share(queue, 1), |queue| share(queue, 1));
         settled(&queue, &[one.expect("a hit"), two.expect("a hit")]);
+    }
+
+    pub fn two_hits_of_one_chain() {
+        let queue = lane_of(3);
+        let hit = |queue: &FreeQueue| share_all(queue, &[3, 2]);
+        let (one, two) = both(&queue, hit, hit);
+        assert_eq!(one.len().max(two.len()), 2, "who finds fewer lacked a permit that the other had");
+        settled(&queue, &[one, two]);
+    }
+
+    pub fn a_chain_and_its_middle_are_hit_together() {
+        let queue = lane_of(4);
+        let (chain, one) = both(&queue, |queue| share_all(queue, &[3, 2, 1]), |queue| share(queue, 2));
+        assert_eq!(chain.len(), 3, "four permits serve both");
+        settled(&queue, &[chain, one.expect("a hit")]);
+    }
+
+    /// The take has the end of the chain first, or too few permits are left for it.
+    pub fn a_take_and_a_hit_of_one_chain() {
+        let queue = lane_of(2);
+        let (taken, chain) = both(&queue, |queue| take(queue, 1), |queue| share_all(queue, &[2, 1]));
+        let taken = held(&taken);
+        assert!(taken.iter().all(|block| !chain.contains(block) && !queue.is_named(*block)));
+        settled(&queue, &[taken, chain]);
     }
 
     pub fn two_hits_of_one_held_block() {
@@ -315,6 +342,12 @@ fn take(queue: &FreeQueue, count: usize) -> Result<Vec<BlockId>> {
 fn share(queue: &FreeQueue, id: u32) -> Result<Vec<BlockId>> {
     let block = block(queue, id);
     queue.share(block).map(|()| vec![block])
+}
+
+/// The head of the chain that was hit.
+fn share_all(queue: &FreeQueue, ids: &[u32]) -> Vec<BlockId> {
+    let blocks: Vec<BlockId> = ids.iter().map(|&id| block(queue, id)).collect();
+    blocks[..queue.share_all(&blocks)].to_vec()
 }
 
 fn release(queue: &FreeQueue, ids: &[u32]) {

@@ -24,10 +24,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use blocktable_core::block_hash::Algorithm;
-use blocktable_core::block_pool::BlockPool;
+use blocktable_core::block_pool::{BlockPool, Release};
 use blocktable_core::block_ref::SharedPool;
+use blocktable_core::block_table::BlockTable;
 use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
+use blocktable_core::ids::Key;
 use blocktable_core::mutant::{self, Mutant};
 use blocktable_core::request::{End, Limits};
 
@@ -149,6 +151,7 @@ rows! {
     truncate_keeps_block: TruncateKeepsBlock, ["model", "A2"], random_pool_scripts;
     write_in_place: WriteInPlace, ["model"], random_pool_scripts;
     copy_keeps_holder: CopyKeepsHolder, ["A2"], random_pool_scripts;
+    hit_takes_neighbours: HitTakesNeighbours, ["A2"], blocks_that_stand_apart_are_hit;
     hit_stays_parked: HitStaysParked, ["A1", "A3"], random_pool_scripts;
     guard_keeps_block: GuardKeepsBlock, ["A2"], a_guard_goes;
     field_without_tag: FieldWithoutTag, ["encoding"], key_checks::blocks_are_read_as_they_were_written;
@@ -261,6 +264,7 @@ fn random_schedules_alone_find_most_faults() {
         "write_in_place",
         "copy_keeps_holder",
         "hit_stays_parked",
+        "hit_takes_neighbours",
         "guard_keeps_block",
         "failed_copy_counts",
         "partial_first_only",
@@ -384,6 +388,22 @@ fn one_request_runs_to_its_end() -> Checked {
     let mut driver = Driver::new(config(9, 4));
     driver.submit(prompt(1, 10), up_to(7))?;
     driver.drain()
+}
+
+/// Four blocks with content stand in the queue; the first and the third of them are hit as one chain.
+fn blocks_that_stand_apart_are_hit() -> Checked {
+    let mut pool = BlockPool::new(5).expect("a pool");
+    let mut table = BlockTable::new();
+    pool.take(&mut table, 4).expect("free blocks");
+    let blocks = table.blocks().to_vec();
+    for (name, &block) in blocks.iter().enumerate() {
+        pool.make_pending(block, Key([name as u8; 32])).expect("a block of the pool");
+        pool.publish(block).expect("a block of the pool");
+    }
+    pool.release(table, Release::Now);
+    let mut table = BlockTable::new();
+    pool.share_all(&mut table, &[blocks[0], blocks[2]]).expect("both have names");
+    broken::audited(pool.audit([&table]))
 }
 
 fn a_guard_goes() -> Checked {

@@ -51,6 +51,8 @@ fn costs(queue: &FreeQueue) -> Vec<(&'static str, u64)> {
         costs.push(("hit", accesses(|| queue.share(middle).expect("a hit"))));
         costs.push(("second hit", accesses(|| queue.share(middle).expect("a hit"))));
         queue.release(&[middle, middle], |_| DEFAULT_LANE).expect("held");
+        costs.push(("hit of a chain", accesses(|| assert_eq!(queue.share_all(&blocks), count))));
+        queue.release(&blocks, |_| DEFAULT_LANE).expect("held");
         costs.push(("move", accesses(|| queue.move_to_lane(middle, 90).expect("it is free"))));
         queue.move_to_lane(middle, DEFAULT_LANE).expect("it is free");
     }
@@ -77,4 +79,16 @@ fn a_block_without_content_is_taken_and_released_in_few_accesses() {
         queue.release(&blocks, |_| DEFAULT_LANE).expect("held");
     });
     assert!(cost <= 8 * 512, "{cost} accesses for 512 blocks");
+}
+
+#[test]
+fn blocks_of_a_chain_that_stand_together_are_hit_in_few_accesses() {
+    let queue = FreeQueue::new(10_000);
+    let blocks = take(&queue, 512);
+    blocks.iter().for_each(|&block| queue.name(block).expect("held"));
+    queue.release(&blocks, |_| DEFAULT_LANE).expect("held");
+    let chain = accesses(|| assert_eq!(queue.share_all(&blocks), 512));
+    queue.release(&blocks, |_| DEFAULT_LANE).expect("held");
+    let one_by_one = accesses(|| blocks.iter().for_each(|&block| queue.share(block).expect("a hit")));
+    assert!(chain <= 14 * 512 && 2 * chain < one_by_one, "{chain} accesses for 512 blocks, {one_by_one} one by one");
 }

@@ -47,12 +47,19 @@ impl Worker<'_> {
 
     fn step(&mut self) {
         let any = self.queue.block(self.number(self.owner.len()) as u32).expect("a block of this pool");
-        match self.number(10) {
+        match self.number(11) {
             0..=2 => {
                 let count = self.number(40);
                 self.take(count);
             }
             3 | 4 => self.held.extend(self.queue.share(any).map(|()| any)),
+            10 => {
+                // As a release of three or more in this order has queued them.
+                let chain: Vec<BlockId> =
+                    (0..3).filter_map(|less| self.queue.block(any.get().checked_sub(less)?).ok()).collect();
+                let hits = self.queue.share_all(&chain);
+                self.held.extend(&chain[..hits]);
+            }
             5 => {
                 if let Some(&block) = self.held.first() {
                     self.queue.hold(block).expect("this thread holds it");

@@ -164,13 +164,13 @@ pub fn bench_match(
         pool.release(table, Release::Now);
     }
     let mut total = 0.0;
+    let mut hits = Vec::new();
     for _ in 0..rounds {
         let mut table = BlockTable::new();
         let start = Instant::now();
-        for key in &keys {
-            let Some((block, _)) = pool.index().lookup(key) else { break };
-            pool.share(&mut table, block).map_err(refused)?;
-        }
+        hits.clear();
+        hits.extend(keys.iter().map_while(|key| pool.index().lookup(key)).map(|(block, _)| block));
+        pool.share_all(&mut table, &hits).map_err(refused)?;
         total += start.elapsed().as_secs_f64();
         if table.len() != if cached { blocks as usize } else { 0 } {
             return Err(wrong("the hit has another length"));

@@ -3,11 +3,15 @@
 //! Before: a block was taken. After: the last holder's drop makes it the dropper's, to queue. A count never falls below zero.
 
 use crate::error::{Error, Result};
+use crate::free_queue::lanes::HITS;
 use crate::free_queue::node::{MAX_HOLDERS, NAME, Place, State, low};
-use crate::free_queue::{FreeQueue, Freed};
+use crate::free_queue::{DEFAULT_LANE, FreeQueue, Freed};
 use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
 use crate::sync::Ordering;
+
+/// Blocks whose words are read before the first of them is changed.
+const AHEAD: usize = 64;
 
 impl FreeQueue {
     /// A hit: one holder more for a block whose content has a name. A free one leaves the queue.
@@ -17,31 +21,50 @@ impl FreeQueue {
     /// the queue, or takes under way have reserved all that is free: a miss.
     pub fn share(&self, block: BlockId) -> Result<()> {
         self.check(block)?;
-        let mut has_permit = false;
-        let outcome = loop {
+        if self.share_all(&[block]) == 1 { Ok(()) } else { Err(Error::NotHeld { block }) }
+    }
+
+    /// Hits of a chain, one after the other, until one of its blocks misses; returns how many were hit. Blocks that stand as a release
+    /// of the chain queued them, each right before the one that it follows, leave their lane up to 16 at a time.
+    #[must_use]
+    pub fn share_all(&self, blocks: &[BlockId]) -> usize {
+        let (mut hit, mut permits) = (0, 0);
+        while let Some(&block) = blocks.get(hit) {
+            if self.check(block).is_err() {
+                break;
+            }
             let word = self.nodes.state(block.get()).load(Ordering::Acquire);
             match State::of(word) {
-                State { place: Place::Held(_), named: true } => {
-                    if let Some(outcome) = self.count_up(block, word) {
-                        break outcome;
-                    }
-                }
+                State { place: Place::Held(_), named: true } => match self.count_up(block, word) {
+                    Some(Ok(())) => hit += 1,
+                    Some(Err(_)) => break,
+                    None => {}
+                },
                 State { place: Place::Lane(_), named: true } => {
-                    has_permit = has_permit || self.reserve(1).is_ok();
-                    if !has_permit {
-                        break Err(Error::NotHeld { block });
+                    let rest = &blocks[hit..];
+                    if permits == 0 {
+                        permits = self.reserve_some(rest.len().min(HITS));
                     }
-                    if self.lanes.remove(&self.nodes, block.get()) {
-                        return Ok(());
+                    if permits == 0 {
+                        break;
                     }
+                    let removed = self.lanes.remove(&self.nodes, &rest[..rest.len().min(permits)]);
+                    permits -= removed;
+                    hit += removed;
                 }
-                _ => break Err(Error::NotHeld { block }),
+                _ => break,
             }
-        };
-        if has_permit {
-            self.add_permits(1);
         }
-        outcome
+        if permits > 0 {
+            self.add_permits(permits as u32);
+        }
+        hit
+    }
+
+    /// Whether a hit of `block` would find it: its content has a name, and it is in a lane or has room for a holder more.
+    pub(crate) fn is_hittable(&self, block: BlockId) -> bool {
+        let State { place, named } = self.state(block);
+        named && matches!(place, Place::Lane(_) | Place::Held(..MAX_HOLDERS))
     }
 
     /// One holder more for a block that the caller holds, named or not.
@@ -58,6 +81,35 @@ impl FreeQueue {
                 return outcome;
             }
         }
+    }
+
+    /// The same for many blocks, null blocks passed over.
+    ///
+    /// # Errors
+    /// As [`FreeQueue::hold`], for any of them. Nothing changes then.
+    pub fn hold_all(&self, blocks: &[BlockId]) -> Result<()> {
+        let is_block = |block: &&BlockId| **block != BlockId::NULL;
+        let mut held = 0;
+        let outcome = blocks.chunks(AHEAD).try_for_each(|some| {
+            // Plain reads fetch the words side by side; exchanges fetch them one after the other.
+            for &block in some.iter().filter(is_block) {
+                self.check(block)?;
+                if self.holders(block) == 0 {
+                    return Err(Error::NotHeld { block });
+                }
+            }
+            some.iter().try_for_each(|block| {
+                if is_block(&block) {
+                    self.hold(*block)?;
+                }
+                held += 1;
+                Ok(())
+            })
+        });
+        if outcome.is_err() {
+            self.release(&blocks[..held], |_| DEFAULT_LANE)?;
+        }
+        outcome
     }
 
     /// None if the word has changed.

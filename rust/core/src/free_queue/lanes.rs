@@ -20,8 +20,16 @@ pub const LANES: usize = if cfg!(loom) { 3 } else { 101 };
 /// The lane of blocks that nobody gave another.
 pub const DEFAULT_LANE: u8 = if cfg!(loom) { 1 } else { 35 };
 
+/// Blocks that one hit takes out of a lane at most.
+pub(super) const HITS: usize = 16;
+
+/// Bits of a block in an operation.
+const ID_BITS: u32 = 27;
+const ID: u64 = (1 << ID_BITS) - 1;
+/// How many blocks before it leave too.
+const MORE: u64 = (HITS as u64 - 1) << ID_BITS;
 const KIND: u64 = 3 << 31;
-/// Take one block out of wherever it stands; its name stays.
+/// Take a block, and as many before it as the word says, out of wherever they stand; their names stay.
 const REMOVE: u64 = 1 << 31;
 /// Append the chain that ends with this block to the lane in its state. Its last link leads back to its first block until then.
 const PUSH: u64 = 2 << 31;
@@ -29,9 +37,12 @@ const PUSH: u64 = 2 << 31;
 const POP: u64 = 3 << 31;
 const VERSION: u64 = !0 << 33;
 
+/// Blocks that a queue can have: as many as an operation can name.
+pub const MAX_BLOCKS: u32 = ID as u32;
+
 /// All lanes.
 pub(super) struct Lanes {
-    /// The operation under way: 31 bits of version, 2 of kind (0: idle), 31 of block.
+    /// The operation under way: 31 bits of version, 2 of kind (0: idle), 4 of how many more, 27 of block.
     operation: Alone,
     /// Lanes that ever had a block, 64 to a word. A lane that nobody uses is never looked at.
     used: [AtomicU64; 2],
@@ -139,13 +150,28 @@ impl Lanes {
         }
     }
 
-    /// Takes `id` out of its lane and makes the caller its holder. False: it is in no lane any more, or another operation came first.
-    pub fn remove(&self, nodes: &Nodes, id: u32) -> bool {
+    /// Takes the longest head of `ids`, at most [`HITS`], of which each stands right before the one that it follows, out of its lane and
+    /// makes the caller the holder; returns how many. None: the first is in no lane any more, or another operation came first.
+    pub fn remove(&self, nodes: &Nodes, ids: &[BlockId]) -> usize {
         let idle = self.settle(nodes);
-        // Acquire: the ring in which the block was opened.
-        let state = State::of(nodes.state(id).load(Ordering::Acquire));
-        let in_lane = matches!(state, State { place: Place::Lane(_), named: true });
-        (in_lane || mutant::is_on(Mutant::HitTrustsFirstLook)) && self.start(nodes, idle, REMOVE, id)
+        let mut count = 0;
+        for (at, id) in ids[..ids.len().min(HITS)].iter().map(|id| id.get()).enumerate() {
+            // Acquire: the ring in which the block was opened.
+            let state = State::of(nodes.state(id).load(Ordering::Acquire));
+            let is_in_lane = matches!(state, State { place: Place::Lane(_), named: true });
+            let is_trusted = at == 0 && mutant::is_on(Mutant::HitTrustsFirstLook);
+            // Acquire: like every read of a link in a ring, see `read`.
+            let follows = at == 0
+                || low(nodes.prev(ids[at - 1].get()).load(Ordering::Acquire)) == id
+                || mutant::is_on(Mutant::HitTakesNeighbours);
+            if !(is_in_lane && follows || is_trusted) {
+                break;
+            }
+            count += 1;
+        }
+        // Should another operation have started meanwhile, what was read is worth nothing, and ours cannot start.
+        let is_done = count > 0 && self.start(nodes, idle, REMOVE | (count as u64 - 1) << ID_BITS, ids[0].get());
+        if is_done { count } else { 0 }
     }
 
     /// The word while no operation is under way. One that is gets carried out here.
@@ -181,9 +207,9 @@ impl Lanes {
 
     /// Carries out the operation in `word`. It is over when this returns.
     fn help(&self, nodes: &Nodes, word: u64) {
-        let id = (word & !(KIND | VERSION)) as u32;
+        let id = (word & ID) as u32;
         let done = match word & KIND {
-            REMOVE => self.help_remove(nodes, word, id),
+            REMOVE => self.help_remove(nodes, word, id, (word & MORE) >> ID_BITS),
             PUSH => self.help_push(nodes, word, id),
             _ => self.help_pop(nodes, word, id),
         };
@@ -194,11 +220,24 @@ impl Lanes {
         }
     }
 
-    fn help_remove(&self, nodes: &Nodes, word: u64, id: u32) -> Option<()> {
-        let prev = low(self.read(nodes.prev(id), word)?);
-        let next = low(self.read(nodes.next(id), word)?);
-        self.relink(nodes, word, (prev, next), id)?;
-        self.hold(nodes, word, id, true)
+    fn help_remove(&self, nodes: &Nodes, word: u64, last: u32, more: u64) -> Option<()> {
+        let next = low(self.read(nodes.next(last), word)?);
+        let mut first = last;
+        for _ in 0..more {
+            first = low(self.read(nodes.prev(first), word)?);
+        }
+        let prev = low(self.read(nodes.prev(first), word)?);
+        self.swing(nodes, word, (nodes.next(prev), prev), first, next)?;
+        if !mutant::is_on(Mutant::OneWayLink) {
+            self.swing(nodes, word, (nodes.prev(next), next), last, prev)?;
+        }
+        // The links of those that leave stay as they were until the operation is over.
+        let mut at = last;
+        for _ in 0..more {
+            self.hold(nodes, word, at, true)?;
+            at = low(self.read(nodes.prev(at), word)?);
+        }
+        self.hold(nodes, word, at, true)
     }
 
     fn help_push(&self, nodes: &Nodes, word: u64, last: u32) -> Option<()> {
@@ -230,14 +269,6 @@ impl Lanes {
             return Some(());
         }
         self.swing(nodes, word, (nodes.prev(next), next), last, sentinel)
-    }
-
-    fn relink(&self, nodes: &Nodes, word: u64, (prev, next): (u32, u32), id: u32) -> Option<()> {
-        self.swing(nodes, word, (nodes.next(prev), prev), id, next)?;
-        if mutant::is_on(Mutant::OneWayLink) {
-            return Some(());
-        }
-        self.swing(nodes, word, (nodes.prev(next), next), id, prev)
     }
 
     /// What `cell` holds while the operation in `word` is under way; None if that is over.

@@ -122,6 +122,34 @@ fn a_refused_release_gives_every_holder_back() {
 }
 
 #[test]
+fn a_refused_fork_gives_every_holder_back() {
+    let queue = FreeQueue::new(200);
+    let blocks = take(&queue, 150);
+    let list = [&blocks[..], &[block(160)]].concat();
+    assert_eq!(queue.hold_all(&list), Err(Error::NotHeld { block: block(160) }));
+    assert_eq!(queue.hold_all(&[blocks[0], block(200)]), Err(Error::NoSuchBlock { block: 200, num_blocks: 200 }));
+    assert!(blocks.iter().all(|&block| queue.holders(block) == 1));
+    queue.hold_all(&[&blocks[..], &[BlockId::NULL]].concat()).unwrap();
+    assert!(blocks.iter().all(|&block| queue.holders(block) == 2));
+    queue.audit().unwrap();
+}
+
+#[test]
+fn a_chain_that_stands_in_pieces_is_hit_whole() {
+    let queue = queue_of(60, &(1..60).collect::<Vec<_>>(), |_| DEFAULT_LANE);
+    queue.share(block(30)).unwrap();
+    queue.move_to_lane(block(20), 90).unwrap();
+    let chain: Vec<BlockId> = (10..50).rev().map(block).collect();
+    assert_eq!(queue.share_all(&chain), 40);
+    assert_eq!((queue.holders(block(30)), queue.holders(block(20)), queue.len()), (2, 1, 19));
+    assert_eq!(ids(&queue), (1..10).chain(50..60).collect::<Vec<_>>());
+    queue.unname(block(5)).unwrap();
+    assert_eq!(queue.share_all(&[7, 6, 5, 4].map(block)), 2, "it ends at what cannot be hit");
+    assert_eq!(queue.len(), 17);
+    queue.audit().unwrap();
+}
+
+#[test]
 fn a_list_longer_than_a_run_comes_out_in_order() {
     for named in [false, true] {
         let all: Vec<u32> = (1..200).collect();

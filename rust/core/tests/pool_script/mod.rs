@@ -43,6 +43,16 @@ pub enum PoolOp {
         table: usize,
         block: u32,
     },
+    /// Hold the blocks of a run of keys, as far as there are any.
+    HitChain {
+        table: usize,
+        key: u8,
+    },
+    /// Hold blocks that nobody looked up, all or none.
+    ShareAll {
+        table: usize,
+        blocks: Vec<u32>,
+    },
     Release {
         table: usize,
         park: bool,
@@ -100,6 +110,8 @@ pub fn pool_scripts() -> impl Strategy<Value = PoolScript> {
         1 => (table(), 0..20_u32).prop_map(|(table, count)| PoolOp::Take { table, count }),
         4 => (table(), 0..KEYS).prop_map(|(table, key)| PoolOp::Hit { table, key }),
         1 => (table(), any_block()).prop_map(|(table, block)| PoolOp::Share { table, block }),
+        2 => (table(), 0..KEYS).prop_map(|(table, key)| PoolOp::HitChain { table, key }),
+        2 => (table(), vec(any_block(), 0..6)).prop_map(|(table, blocks)| PoolOp::ShareAll { table, blocks }),
         3 => (table(), any::<bool>()).prop_map(|(table, park)| PoolOp::Release { table, park }),
         2 => (vec(table(), 0..4), proptest::option::weighted(0.3, any_block()), any::<bool>())
             .prop_map(|(tables, extra, park)| PoolOp::ReleaseList { tables, extra, park }),
@@ -161,6 +173,15 @@ impl World {
                 None => Ok(()),
             },
             PoolOp::Share { table, block } => self.share(table, self.block(block)),
+            PoolOp::HitChain { table, key } => {
+                let found = (key..KEYS).map_while(|key| self.pool.index().lookup(&name(key)));
+                let blocks: Vec<BlockId> = found.map(|(block, _)| block).collect();
+                self.share_all(table, &blocks)
+            }
+            PoolOp::ShareAll { table, ref blocks } => {
+                let blocks: Vec<BlockId> = blocks.iter().map(|&block| self.block(block)).collect();
+                self.share_all(table, &blocks)
+            }
             PoolOp::Release { table, park } => self.release(table, park),
             PoolOp::ReleaseList { ref tables, extra, park } => self.release_list(tables, extra, park),
             PoolOp::Fork { from, to } => self.fork(from, to),
@@ -212,6 +233,23 @@ impl World {
             list.push(block.get());
         }
         same("share", got, wanted.map_err(|NotHeld(_)| Error::NotHeld { block }))
+    }
+
+    fn share_all(&mut self, table: usize, blocks: &[BlockId]) -> Checked {
+        let not_null = || blocks.iter().copied().filter(|&block| block != BlockId::NULL);
+        let mut after = self.model.clone();
+        let of_one = |block: BlockId| {
+            self.no_such(block).map_or(Ok(()), Err)?;
+            after.share(block.get()).map_err(|NotHeld(_)| Error::NotHeld { block })
+        };
+        let wanted = not_null().try_for_each(of_one);
+        let (real, list) = &mut self.tables[table];
+        let got = self.pool.share_all(real, &not_null().collect::<Vec<_>>());
+        if wanted.is_ok() {
+            list.extend(not_null().map(BlockId::get));
+            self.model = after;
+        }
+        same("share_all", got, wanted)
     }
 
     fn release(&mut self, table: usize, park: bool) -> Checked {
