@@ -1,8 +1,9 @@
-"""Owns the order of the tests: the rungs of `make test`, each run in a process of its own, timed and counted.
+"""Owns the order of the tests: the rungs of `make test`, each run in a process of its own, timed and counted, two at a time
+where there are two cores.
 
 Before: `make test` and `make soak`. After: the closing line, `total: N passed, N failed, N skipped`, and an exit code of
 0 only if nothing failed. A rung fails that finds no test: a ladder with a missing rung must not look whole.
-A broken core is told first, within minutes. All rungs run, whatever failed.
+A broken core is told within minutes. All rungs run, whatever failed. What a rung prints appears as one piece when it ends.
 """
 
 import argparse
@@ -14,13 +15,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 HANGS_AFTER_S = 1800
 """A rung that is not done by then hangs where no test's own timeout can reach it, and is ended."""
+SIGN_OF_LIFE_S = 60
+"""How often what still runs is named."""
 SOAK_CASES = 100_000
 """Cases of each random test of the Rust crate in a soak, unless BLOCKTABLE_CASES says otherwise."""
 
@@ -34,6 +40,7 @@ class Rung:
     folders: tuple[str, ...] = ()  # under tests/; none = the Rust crate
     races: bool = False  # the Rust crate under the model checker, which explores interleavings
     with_mutants: bool = False  # run only the tests that need planted faults, on the build that has them
+    starts_early: bool = False  # long: the last rung to end decides how long all take
 
 
 @dataclass
@@ -57,7 +64,7 @@ class Count:
 
 
 RUNGS = (
-    Rung("core", "the Rust core on its own"),
+    Rung("core", "the Rust core on its own", starts_early=True),
     Rung("races", "every race of the free queue, in every interleaving", races=True),
     Rung("border", "the core from Python", ("border",)),
     Rung("events", "an index rebuilt from the events is the index", ("events",)),
@@ -72,7 +79,7 @@ RUNGS = (
     Rung("text", "ids and words", ("text",)),
     Rung("sampling", "one id per sequence", ("sampling",)),
     Rung("model", "paged equals unpaged, for every supported architecture", ("model",)),
-    Rung("engine", "the whole engine", ("engine",)),
+    Rung("engine", "the whole engine", ("engine",), starts_early=True),
     Rung("cli", "the commands", ("cli",)),
     Rung("meta", "the wheel, the layers, the documents, the benchmarks", ("meta",)),
 )
@@ -84,16 +91,42 @@ def main() -> int:
     seed = secrets.randbits(32) if options.soak else 0
     os.environ.setdefault("BLOCKTABLE_SEED", str(seed))
     print(f"seed {os.environ['BLOCKTABLE_SEED']} (BLOCKTABLE_SEED repeats it)", flush=True)
-    total, lines = Count(), []
-    for rung in chosen:
-        print(f"\n== {rung.name}: {rung.promise}", flush=True)
-        start = time.monotonic()
-        count = _run(rung, options)
-        lines.append(f"  {rung.name:<9}{time.monotonic() - start:7.1f} s  {count}")
-        print(lines[-1], flush=True)
+    total, lines = Count(), {}
+    for rung, seconds, count, text in _run_all(chosen, options):
+        print(f"\n== {rung.name}: {rung.promise}", text, sep="\n", end="")
+        lines[rung.name] = f"  {rung.name:<9}{seconds:7.1f} s  {count}"
+        print(lines[rung.name], flush=True)
         total.add(count)
-    _close(lines, total)
+    _close([lines[rung.name] for rung in chosen], total)
     return 1 if total.failed else 0
+
+
+def _run_all(rungs: list[Rung], options: argparse.Namespace) -> Iterator[tuple[Rung, float, Count, str]]:
+    """Each rung as it ends: its seconds, its count and what it printed. The long ones start first."""
+    order = sorted(rungs, key=lambda rung: not rung.starts_early)
+    with ThreadPoolExecutor(options.jobs) as lanes:
+        running: dict[Future[tuple[float, Count, str]], Rung] = {}
+        start = time.monotonic()
+        while order or running:
+            while order and len(running) < options.jobs:
+                rung = order.pop(0)
+                print(f"-- {time.monotonic() - start:5.0f} s: {rung.name} starts", flush=True)
+                running[lanes.submit(_time_rung, rung, options)] = rung
+            done = wait(running, SIGN_OF_LIFE_S, FIRST_COMPLETED).done
+            if not done:
+                names = " and ".join(rung.name for rung in running.values())
+                print(f"-- {time.monotonic() - start:5.0f} s: {names} still run", flush=True)
+            for future in done:
+                yield running.pop(future), *future.result()
+
+
+def _time_rung(rung: Rung, options: argparse.Namespace) -> tuple[float, Count, str]:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as out:
+        start = time.monotonic()
+        count = _run(rung, options, out)
+        seconds = time.monotonic() - start
+        out.seek(0)
+        return seconds, count, out.read()
 
 
 def _parse() -> argparse.Namespace:
@@ -101,70 +134,81 @@ def _parse() -> argparse.Namespace:
     names = [rung.name for rung in RUNGS]
     parser.add_argument("rung", nargs="*", choices=[[], *names], metavar="RUNG", help=f"only these of: {' '.join(names)}")
     parser.add_argument("--mutants", type=Path, help="the core built with planted faults; without it the rung `mutants` fails")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="rungs at a time (%(default)s)")
     parser.add_argument("--soak", action="store_true", help="the long tests too, more examples, and a new seed")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"--jobs is {options.jobs}, it must be at least 1")
+    return options
 
 
-def _run(rung: Rung, options: argparse.Namespace) -> Count:
+def _run(rung: Rung, options: argparse.Namespace, out: TextIO) -> Count:
     if not rung.folders:
-        return _run_cargo(soak=options.soak, races=rung.races)
+        return _run_cargo(out, soak=options.soak, races=rung.races)
     environment = dict(os.environ)
+    if options.jobs > 1:  # threads of two processes that wait for each other on the same cores are many times slower
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.jobs)))
     if rung.with_mutants:
         if options.mutants is None or not options.mutants.is_file():
-            print("the core with planted faults has not been built: give --mutants PATH", flush=True)
+            print("the core with planted faults has not been built: give --mutants PATH", file=out)
             return Count(failed=1)
         environment["BLOCKTABLE_TEST_CORE"] = str(options.mutants.resolve())
-    return _run_pytest(rung, environment, soak=options.soak)
+    return _run_pytest(rung, environment, out, soak=options.soak)
 
 
-def _run_cargo(*, soak: bool, races: bool) -> Count:
+def _run_cargo(out: TextIO, *, soak: bool, races: bool) -> Count:
     """`cargo test` with planted faults built in (they sleep unless a test wakes one), its own output shown.
 
     With `races` the model checker stands in for the atomics, in a folder of its own: what is built so fits nothing else.
     """
     environment = {"BLOCKTABLE_CASES": str(SOAK_CASES), **os.environ} if soak else dict(os.environ)
     if shutil.which("cargo") is None:
-        print("cargo was not found", flush=True)
+        print("cargo was not found", file=out)
         return Count(failed=1)
     command = ["cargo", "test", "--locked", "--package", "blocktable-core", "--features", "mutants", "--no-fail-fast"]
     if races:
         command += ["--release", "--test", "loom_queue", "--target-dir", str(ROOT / "target" / "loom")]
         environment["RUSTFLAGS"] = "--cfg loom"
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     count = Count()
     for line in process.stdout or ():
         if not re.fullmatch(r"test .* \.\.\. ok\n|\n", line):
-            print(line, end="", flush=True)
+            print(line, end="", file=out)
         if found := re.match(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", line):
             count.add(Count(*map(int, found.groups())))
-    return _or_failed(count, process.wait())
+    return _or_failed(count, process.wait(), out)
 
 
-def _run_pytest(rung: Rung, environment: dict[str, str], *, soak: bool) -> Count:
+def _run_pytest(rung: Rung, environment: dict[str, str], out: TextIO, *, soak: bool) -> Count:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "--durations=3", "--durations-min=5"]
         command += ["--soak"] if soak else []
         missing = [name for name in rung.folders if not (ROOT / "tests" / name).is_dir()]
         if missing:
-            print(f"missing: {', '.join(missing)}", flush=True)
+            print(f"missing: {', '.join(missing)}", file=out)
             return Count(failed=1)
         command += [f"tests/{name}" for name in rung.folders]
         try:
-            code = subprocess.run(command, cwd=ROOT, env=environment, timeout=None if soak else HANGS_AFTER_S).returncode
+            limit = None if soak else HANGS_AFTER_S
+            out.flush()
+            code = subprocess.run(
+                command, cwd=ROOT, env=environment, timeout=limit, stdout=out, stderr=subprocess.STDOUT
+            ).returncode
         except subprocess.TimeoutExpired:
-            print(f"ended: not done after {HANGS_AFTER_S} s", flush=True)
+            print(f"ended: not done after {HANGS_AFTER_S} s", file=out)
             return Count(failed=1)
-        return _or_failed(_read_report(report), code)
+        out.seek(0, os.SEEK_END)  # behind what the process wrote
+        return _or_failed(_read_report(report), code, out)
 
 
-def _or_failed(count: Count, code: int) -> Count:
+def _or_failed(count: Count, code: int, out: TextIO) -> Count:
     """A command that failed without a failed test (a crash, an error of collection, no test at all) counts as one."""
     if code != 0 and count.failed == 0:
-        print(f"exit code {code}", flush=True)
+        print(f"exit code {code}", file=out)
         count.failed = 1
     if count.passed == 0 and count.failed == 0:
-        print("no test passed", flush=True)
+        print("no test passed", file=out)
         count.failed = 1
     return count
 

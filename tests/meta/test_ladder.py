@@ -1,7 +1,10 @@
 """The ladder counts what ran, and a run in which nothing ran cannot look green."""
 
+import argparse
 import importlib.util
+import io
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -58,8 +61,31 @@ def test_a_report_is_counted(ladder, tmp_path):
     ],
 )
 def test_a_rung_without_a_passed_test_or_with_a_bad_exit_has_failed(ladder, passed, failed, skipped, code, expected):
-    assert ladder._or_failed(ladder.Count(passed, failed, skipped), code).failed == expected
+    assert ladder._or_failed(ladder.Count(passed, failed, skipped), code, io.StringIO()).failed == expected
 
 
 def test_a_process_that_died_without_a_report_has_failed(ladder, tmp_path):
-    assert ladder._or_failed(ladder._read_report(tmp_path / "missing.xml"), -11).failed == 1
+    assert ladder._or_failed(ladder._read_report(tmp_path / "missing.xml"), -11, io.StringIO()).failed == 1
+
+
+def test_rungs_run_side_by_side_and_each_comes_out_as_one_piece(ladder, monkeypatch):
+    both = threading.Barrier(2, timeout=60)  # broken unless two rungs are under way at once
+
+    def run(rung, options, out):
+        print(f"{rung.name} begins", file=out)
+        both.wait()
+        print(f"{rung.name} ends", file=out)
+        return ladder.Count(passed=1)
+
+    monkeypatch.setattr(ladder, "_run", run)
+    done = list(ladder._run_all(list(ladder.RUNGS[:4]), argparse.Namespace(jobs=2)))
+    assert {rung for rung, *_ in done} == set(ladder.RUNGS[:4])
+    assert all(count.passed == 1 and text == f"{rung.name} begins\n{rung.name} ends\n" for rung, _, count, text in done)
+
+
+def test_the_core_and_the_longest_rung_start_first(ladder, monkeypatch):
+    started = []
+    monkeypatch.setattr(ladder, "_run", lambda rung, options, out: started.append(rung.name) or ladder.Count(passed=1))
+    list(ladder._run_all(list(ladder.RUNGS), argparse.Namespace(jobs=1)))
+    assert started[:2] == ["core", "engine"]
+    assert sorted(started) == sorted(rung.name for rung in ladder.RUNGS)
