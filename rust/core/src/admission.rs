@@ -49,7 +49,7 @@ impl Scheduler {
 
     fn admit(&mut self, seat: usize, budget: usize, now_us: u64) -> Admission {
         let size = self.block_size;
-        let (known, prompt_len) = (self.request(seat).tokens.len(), self.request(seat).prompt_len);
+        let (known, prompt_len) = (self.request(seat).num_tokens(), self.request(seat).prompt_len);
         self.find_hits(seat);
         let hits = self.hit.len();
         let next = self.request(seat).keys.get(hits);
@@ -134,9 +134,9 @@ impl Scheduler {
     fn find_hits(&mut self, seat: usize) {
         let size = self.block_size;
         let request = self.seats[seat].as_ref().expect("a seat in use");
-        let mut most = size.full_blocks(request.tokens.len() - 1);
+        let mut most = size.full_blocks(request.num_tokens() - 1);
         if mutant::is_on(Mutant::HitWholePrompt) {
-            most = size.full_blocks(request.tokens.len());
+            most = size.full_blocks(request.num_tokens());
         }
         let keys = &request.keys[..most.min(request.keys.len())];
         self.hit.find(self.pool.index(), &self.groups, keys);
@@ -154,8 +154,9 @@ impl Scheduler {
         let longest = max_len.min(self.request(seat).prompt_len.saturating_add(max_outputs));
         let most_blocks = self.block_size.blocks_for(longest);
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        request.tokens.reserve_exact(longest.saturating_sub(request.tokens.len()));
-        request.keys.reserve_exact(most_blocks.saturating_sub(request.keys.len()));
+        request.reserve_tokens(longest);
+        let more = most_blocks.saturating_sub(request.keys.len());
+        request.keys.reserve_exact(more);
         request.table.reserve(most_blocks);
         if request.others.len() + 1 < self.groups.len() {
             request.others = (1..self.groups.len()).map(|_| BlockTable::new()).collect();

@@ -147,19 +147,20 @@ impl Scheduler {
         let size = self.block_size;
         let mut writers = vec![0u32; self.pool.num_blocks() as usize];
         let live = |entry: &&crate::flight::Entry| {
-            self.seats[entry.seat].as_ref().is_some_and(|r| r.epoch == entry.epoch && r.planned_in == self.steps)
+            self.seats[entry.seat()].as_ref().is_some_and(|request| request.epoch == entry.epoch)
         };
         for entry in self.flight.entries.iter().filter(live) {
-            let request = self.request(entry.seat);
-            let last = size.full_blocks(entry.start + entry.chunk - 1);
+            let request = self.request(entry.seat());
+            let last = size.full_blocks(entry.start() + entry.chunk() - 1);
             if last >= request.table.len() {
                 return wrong("A5", format!("request {} writes past its table", request.id.0));
             }
-            let written = request.tables().flat_map(|table| &table.blocks()[size.full_blocks(entry.start)..=last]);
+            let written = request.tables().flat_map(|table| &table.blocks()[size.full_blocks(entry.start())..=last]);
             for &block in written {
                 writers[block.index()] += 1;
                 let state = self.pool.index().state(block);
-                let shared = self.pool.holders(block) > 1 && state != KeyState::Pending && !entry.forked;
+                let shared =
+                    self.pool.holders(block) > 1 && state != KeyState::Pending && !self.flight.rare(entry).forked;
                 if state == KeyState::Published || shared || writers[block.index()] > 1 {
                     let id = request.id.0;
                     return wrong(
@@ -176,7 +177,7 @@ impl Scheduler {
     fn audit_rows(&self, request: &Request) -> Result<()> {
         let size = self.block_size;
         let id = request.id.0;
-        let (published, computed, tokens) = (request.published * size.tokens(), request.computed, request.tokens.len());
+        let (published, computed, tokens) = (request.published * size.tokens(), request.computed, request.num_tokens());
         if published > computed || computed >= tokens || computed > request.table.len() * size.tokens() {
             let held = request.table.len();
             return wrong(

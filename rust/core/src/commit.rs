@@ -8,6 +8,7 @@ use crate::flight::Entry;
 use crate::ids::{BlockId, StepId, TokenId};
 use crate::mutant::{self, Mutant};
 use crate::prefix_index::KeyState;
+use crate::request::End;
 use crate::scheduler::Scheduler;
 
 /// What a commit changed.
@@ -46,7 +47,20 @@ impl Scheduler {
         self.pool.end_leases();
         let mut sample = 0;
         for at in 0..self.flight.entries.len() {
-            let entry = self.flight.entries[at].clone();
+            let entry = self.flight.entries[at];
+            if entry.samples && entry.is_ordinary() {
+                let token = &tokens[starts[sample] as usize..starts[sample + 1] as usize];
+                if let &[token] = token
+                    && let Some(end) = self.commit_ordinary(&entry, token as TokenId)
+                {
+                    sample += 1;
+                    committed.accepted += 1;
+                    if let Some(end) = end {
+                        self.commit_end(entry.seat(), end, committed);
+                    }
+                    continue;
+                }
+            }
             let mut token = None;
             if entry.samples {
                 token = tokens[starts[sample] as usize..starts[sample + 1] as usize].first().copied();
@@ -61,7 +75,7 @@ impl Scheduler {
             self.confirm(at, &entry, token.is_some());
             if let Some(token) = token {
                 committed.accepted += 1;
-                self.accept(entry.seat, token as TokenId, now_us, committed);
+                self.accept(entry.seat(), token as TokenId, now_us, committed);
             }
         }
         Ok(())
@@ -77,15 +91,15 @@ impl Scheduler {
         self.counters.failed_steps += 1;
         self.pool.end_leases();
         for at in 0..self.flight.entries.len() {
-            let entry = self.flight.entries[at].clone();
+            let entry = self.flight.entries[at];
             if self.is_stale(&entry) {
                 continue;
             }
-            if entry.copied && !mutant::is_on(Mutant::FailedCopyCounts) {
+            if self.flight.rare(&entry).copied && !mutant::is_on(Mutant::FailedCopyCounts) {
                 self.lose_copy(&entry);
             }
             if mutant::is_on(Mutant::NoRollbackOnFail) {
-                self.request_mut(entry.seat).computed += entry.chunk - usize::from(entry.samples);
+                self.request_mut(entry.seat()).computed += entry.chunk() - usize::from(entry.samples);
             }
             self.withdraw(at, mutant::is_on(Mutant::KeepPendingOnFail));
         }
@@ -94,24 +108,26 @@ impl Scheduler {
 
     /// The request at `seat`, which the step in flight runs, is about to leave: whoever shares what it was writing goes back.
     pub(crate) fn withdraw_writer(&mut self, seat: usize) {
-        let found = (0..self.flight.entries.len()).find(|&at| self.flight.entries[at].seat == seat);
+        let found = (0..self.flight.entries.len()).find(|&at| self.flight.entries[at].seat() == seat);
         let at = found.expect("the step in flight runs it");
-        if !self.is_stale(&self.flight.entries[at].clone()) {
+        if !self.is_stale(&self.flight.entries[at]) {
             self.withdraw(at, mutant::is_on(Mutant::KeepPendingOnAbort));
         }
     }
 
     /// Whether what the step in flight brings for this entry no longer counts.
     pub(crate) fn is_stale(&self, entry: &Entry) -> bool {
-        let Some(request) = self.seats[entry.seat].as_ref() else { return true };
-        let other = request.planned_in != self.steps;
-        other || (request.epoch != entry.epoch && !mutant::is_on(Mutant::ApplyStaleResult))
+        let Some(request) = self.seats[entry.seat()].as_ref() else { return true };
+        if mutant::is_on(Mutant::ApplyStaleResult) {
+            return request.planned_in != self.steps;
+        }
+        request.epoch != entry.epoch
     }
 
     /// Takes the pending keys of entry `at` away and puts everybody who shares one back to the blocks that were published when it
     /// was admitted. Sharers come behind their writers, so one walk finds sharers of sharers too.
     fn withdraw(&mut self, at: usize, publish_instead: bool) {
-        for pending in self.flight.entries[at].pending.clone() {
+        for pending in self.flight.rare(&self.flight.entries[at]).pending {
             let block = self.flight.pending[pending];
             if publish_instead {
                 self.pool.publish(block).expect("a block of this pool");
@@ -127,13 +143,14 @@ impl Scheduler {
             return;
         }
         for at in from..self.flight.entries.len() {
-            let entry = self.flight.entries[at].clone();
-            if entry.shared.is_empty() || self.is_stale(&entry) {
+            let entry = self.flight.entries[at];
+            let shared = self.flight.rare(&entry).shared;
+            if shared.is_empty() || self.is_stale(&entry) {
                 continue;
             }
             let lost = |&block: &BlockId| block != BlockId::NULL && self.pool.index().state(block) == KeyState::Unnamed;
-            let tables = self.request(entry.seat).tables();
-            let is_lost = tables.flat_map(|table| &table.blocks()[entry.shared.clone()]).any(lost);
+            let tables = self.request(entry.seat()).tables();
+            let is_lost = tables.flat_map(|table| &table.blocks()[shared.clone()]).any(lost);
             if is_lost {
                 self.put_back(&entry);
             }
@@ -143,13 +160,14 @@ impl Scheduler {
     /// Cuts a sharer's tables back to the hits that were published, or to nothing if a window needs more than they name, and drops
     /// what the step in flight brings for it.
     fn put_back(&mut self, entry: &Entry) {
-        for pending in entry.pending.clone() {
+        let rare = self.flight.rare(entry);
+        for pending in rare.pending {
             self.pool.withdraw(self.flight.pending[pending]).expect("a block of this pool");
         }
         let size = self.block_size;
-        let kept = self.length_in_sight(entry.seat, entry.shared.start);
+        let kept = self.length_in_sight(entry.seat(), rare.shared.start);
         let kept = if mutant::is_on(Mutant::PutBackToStart) { 0 } else { kept };
-        let request = self.seats[entry.seat].as_mut().expect("a seat in use");
+        let request = self.seats[entry.seat()].as_mut().expect("a seat in use");
         let lost = request.computed - kept * size.tokens();
         request.computed = kept * size.tokens();
         request.published = kept;
@@ -168,42 +186,58 @@ impl Scheduler {
     /// The rows of entry `at` are computed. Without the token that was due, its last row is not: it is planned again.
     fn confirm(&mut self, at: usize, entry: &Entry, has_token: bool) {
         let size = self.block_size;
-        let kept = if entry.samples && !has_token { entry.chunk - 1 } else { entry.chunk };
-        let request = self.seats[entry.seat].as_mut().expect("a seat in use");
+        let kept = if entry.samples && !has_token { entry.chunk() - 1 } else { entry.chunk() };
+        let request = self.seats[entry.seat()].as_mut().expect("a seat in use");
         request.computed += kept + usize::from(mutant::is_on(Mutant::CountOneTooMany));
-        let end = entry.start + kept;
+        let end = entry.start() + kept;
         let mut withdrawn = false;
-        if entry.pending.is_empty() {
+        let all_pending = self.flight.rare(entry).pending;
+        if all_pending.is_empty() {
             return;
         }
-        let begun = size.full_blocks(entry.start);
-        for pending in entry.pending.clone() {
+        let begun = size.full_blocks(entry.start());
+        for pending in all_pending.clone() {
             let block = self.flight.pending[pending];
-            let number = size.full_blocks(entry.start) + (pending - entry.pending.start) / self.groups.len();
+            let number = begun + (pending - all_pending.start) / self.groups.len();
             if (number + 1) * size.tokens() <= end || mutant::is_on(Mutant::PublishPartial) {
                 self.pool.publish(block).expect("a block of this pool");
-                request.published = number + 1;
+                self.request_mut(entry.seat()).published = number + 1;
             } else {
                 self.pool.withdraw(block).expect("a block of this pool");
                 withdrawn = true;
             }
         }
-        let published = self.request(entry.seat).published;
-        self.note_published(entry.seat, begun..published.max(begun));
+        let published = self.request(entry.seat()).published;
+        self.note_published(entry.seat(), begun..published.max(begun));
         if withdrawn {
             self.put_back_sharers(at + 1);
         }
     }
 
     fn accept(&mut self, seat: usize, token: TokenId, now_us: u64, committed: &mut Committed) {
-        let max_model_len = self.config.max_model_len as usize;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         if request.num_outputs() == 0 {
             let took_us = now_us.saturating_sub(request.submitted_us);
             self.counters.first_token_us_sum = self.counters.first_token_us_sum.saturating_add(took_us);
         }
-        let Some(end) = request.push(token, max_model_len) else { return };
-        committed.ended.push([request.id.0 as i64, end as i64]);
+        let Some(end) = request.push(token) else { return };
+        self.commit_end(seat, end, committed);
+    }
+
+    /// One row and one token of a decode that completes no block, from the request's own lines; the end that it brings. `None` if it
+    /// takes more than that.
+    #[inline]
+    fn commit_ordinary(&mut self, entry: &Entry, token: TokenId) -> Option<Option<End>> {
+        let request = self.seats[entry.seat()].as_mut()?;
+        if request.epoch != entry.epoch || request.is_watched() {
+            return None;
+        }
+        request.computed += entry.chunk() + usize::from(mutant::is_on(Mutant::CountOneTooMany));
+        Some(request.push(token))
+    }
+
+    fn commit_end(&mut self, seat: usize, end: End, committed: &mut Committed) {
+        committed.ended.push([self.request(seat).id.0 as i64, end as i64]);
         self.stop_running(seat);
         self.end(seat, end);
     }

@@ -77,14 +77,15 @@ impl Scheduler {
 
     /// The step that copied rows for `entry` failed: they may not be there, and are computed anew.
     pub(crate) fn lose_copy(&mut self, entry: &Entry) {
-        let kept = self.length_in_sight(entry.seat, self.block_size.full_blocks(entry.start));
+        let kept = self.length_in_sight(entry.seat(), self.block_size.full_blocks(entry.start()));
+        let partial = self.flight.rare(entry).partial;
         let rows = kept * self.block_size.tokens();
-        self.go_back(entry.seat, rows, false);
-        let request = self.seats[entry.seat].as_mut().expect("a seat in use");
-        if entry.partial > 0 && request.num_outputs() == 0 && request.preemptions == 0 {
+        self.go_back(entry.seat(), rows, false);
+        let request = self.seats[entry.seat()].as_mut().expect("a seat in use");
+        if partial > 0 && request.num_outputs() == 0 && request.preemptions == 0 {
             // These tokens will be computed after all.
             request.cached = Some(rows);
-            self.counters.prefix_hits -= (entry.start - rows) as u64;
+            self.counters.prefix_hits -= (entry.start() - rows) as u64;
         }
     }
 

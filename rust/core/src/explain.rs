@@ -51,8 +51,8 @@ impl Scheduler {
     pub(crate) fn note_published(&mut self, seat: usize, blocks: std::ops::Range<usize>) {
         let Some(seen) = &mut self.seen else { return };
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        let Some(trail) = &mut request.trail else { return };
-        trail.extend(&mut self.hasher, &request.tokens[..blocks.end * self.block_size.tokens()]);
+        request.extend_trail(&mut self.hasher, blocks.end * self.block_size.tokens());
+        let Some(trail) = &request.trail else { return };
         for at in blocks {
             if !mutant::is_on(Mutant::MissForgetsPublished) {
                 seen.note(&trail.print(at, &request.keys[at]));

@@ -40,9 +40,12 @@ impl Scheduler {
         let row = self.free_rows.pop().expect("it was asked for");
         let id = RequestId(self.next_id);
         self.next_id += 1;
+        let max_model_len = self.config.max_model_len as usize;
         let parent = self.seats[seat].as_mut().expect("a seat in use");
-        let mut child = parent.child(id, limits, now_us);
+        parent.settle();
+        let mut child = parent.child(id, limits, now_us, max_model_len);
         parent.asks_to_write = true;
+        parent.look_closer();
         child.asks_to_write = true;
         child.place = Place::Running(row);
         child.computed = rows;
@@ -58,8 +61,8 @@ impl Scheduler {
         self.running.push(seat_of_child);
         self.untold.push((seat_of_child, id));
         self.counters.forks += 1;
-        if let Some(entry) = self.flight.entries.iter_mut().find(|entry| entry.seat == seat) {
-            entry.forked = true;
+        if let Some(at) = self.flight.entries.iter().position(|entry| entry.seat() == seat) {
+            self.flight.rare_mut(at).forked = true;
         }
         Ok(id)
     }
@@ -72,7 +75,7 @@ impl Scheduler {
     /// [`Error::UnknownRequest`]; [`Error::InvalidInput`] for no token, or more than there are. Nothing changes then.
     pub fn truncate(&mut self, id: RequestId, num_tokens: usize) -> Result<()> {
         let seat = self.seat_of(id).ok_or(Error::UnknownRequest { request: id })?;
-        let known = self.request(seat).tokens.len();
+        let known = self.request(seat).num_tokens();
         if !(1..=known).contains(&num_tokens) {
             let bound = format!("must be 1..={known}, the tokens of the request");
             return Err(Error::InvalidInput { field: "num_tokens", value: num_tokens as i128, bound });
@@ -92,13 +95,13 @@ impl Scheduler {
         if in_flight {
             self.withdraw_writer(seat);
         }
-        let size = self.block_size;
+        let (size, max_model_len) = (self.block_size, self.config.max_model_len as usize);
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        request.keep_tokens(num_tokens, size.full_blocks(num_tokens));
-        request.epoch += u32::from(!mutant::is_on(Mutant::TruncateKeepsEpoch));
+        request.keep_tokens(num_tokens, size.full_blocks(num_tokens), max_model_len);
+        request.epoch += u64::from(!mutant::is_on(Mutant::TruncateKeepsEpoch));
         self.go_back(seat, rows, in_flight);
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        let need = self.groups.need(request.computed, request.table.len(), request.tokens.len()) as u32;
+        let need = self.groups.need(request.computed, request.table.len(), request.num_tokens()) as u32;
         let spare = request.promised.saturating_sub(need);
         request.promised -= spare;
         self.promised -= spare;
@@ -108,15 +111,16 @@ impl Scheduler {
     /// Rows of a request that no step in flight can take back.
     fn confirmed(&self, seat: usize) -> usize {
         let request = self.request(seat);
-        let own = |entry: &&crate::flight::Entry| entry.seat == seat;
+        let own = |entry: &&crate::flight::Entry| entry.seat() == seat;
         let entry = self.flight.entries.iter().find(own);
         let Some(entry) = entry.filter(|entry| self.flight.runs(request.planned_in) && !self.is_stale(entry)) else {
             return request.computed;
         };
-        let blocks = match (entry.shared.is_empty(), entry.copied) {
+        let rare = self.flight.rare(entry);
+        let blocks = match (rare.shared.is_empty(), rare.copied) {
             _ if mutant::is_on(Mutant::ForkUnconfirmed) => return request.computed,
-            (false, _) => entry.shared.start,
-            (true, true) => self.block_size.full_blocks(entry.start),
+            (false, _) => rare.shared.start,
+            (true, true) => self.block_size.full_blocks(entry.start()),
             (true, false) => return request.computed,
         };
         self.length_in_sight(seat, blocks) * self.block_size.tokens()

@@ -27,8 +27,8 @@ impl Scheduler {
         let partial = self.pool.partial()?;
         let (size, least) = (self.block_size.tokens(), least_rows(self.block_size));
         let request = self.seats[seat].as_ref().expect("a seat in use");
-        let end = ((hits + 1) * size).min(request.tokens.len() - 1);
-        let wanted = request.tokens.get(hits * size..end).filter(|wanted| wanted.len() >= least)?;
+        let end = ((hits + 1) * size).min(request.num_tokens() - 1);
+        let wanted = request.tokens().get(hits * size..end).filter(|wanted| wanted.len() >= least)?;
         let parent = hits.checked_sub(1).map(|before| request.keys[before]);
         let probe = probe(wanted, least, size);
         let mark = self.hasher.block_key(&request.chain, hits, parent.as_ref(), &probe).ok()?.short();
@@ -48,7 +48,7 @@ impl Scheduler {
         }
         let (size, least) = (self.block_size.tokens(), least_rows(self.block_size));
         let request = self.seats[seat].as_ref().expect("a seat in use");
-        let Some(tokens) = request.tokens.get(at * size..(at + 1) * size) else { return };
+        let Some(tokens) = request.tokens().get(at * size..(at + 1) * size) else { return };
         let parent = at.checked_sub(1).map(|before| request.keys[before]);
         let probe = probe(tokens, least, size);
         let Ok(mark) = self.hasher.block_key(&request.chain, at, parent.as_ref(), &probe) else { return };
@@ -81,7 +81,7 @@ impl Scheduler {
         let (request, size) = (self.request(seat), self.block_size.tokens());
         let is_forged = |&at: &usize| {
             let block = self.hit.table(0)[at];
-            block != BlockId::NULL && partial.tokens(block) != &request.tokens[at * size..(at + 1) * size]
+            block != BlockId::NULL && partial.tokens(block) != &request.tokens()[at * size..(at + 1) * size]
         };
         (0..self.hit.len()).find(is_forged)
     }

@@ -70,12 +70,11 @@ impl Scheduler {
         let draft = &mut self.draft;
         draft.seq_slots.push(row.index() as i32);
         draft.seq_lens.push(end as i32);
-        if end == request.tokens.len() {
-            // A decode reads its newest token here and nothing of the list.
-            draft.token_ids.extend(request.tokens[start..end - 1].iter().map(|&token| token as i32));
+        if chunk == 1 && end == request.num_tokens() {
             draft.token_ids.push(request.newest as i32);
         } else {
-            draft.token_ids.extend(request.tokens[start..end].iter().map(|&token| token as i32));
+            request.settle();
+            draft.token_ids.extend(request.tokens()[start..end].iter().map(|&token| token as i32));
         }
         draft.positions.extend(start as i32..end as i32);
         draft.slots.extend((start..end).map(|position| request.table.slot(position, size)));
@@ -93,20 +92,56 @@ impl Scheduler {
         }
         let tokens = draft.token_ids.len();
         draft.query_starts.push(tokens as i32);
-        let samples = end == request.tokens.len();
+        let samples = end == request.num_tokens();
         if samples {
             draft.sample_rows.push(tokens as i32 - 1);
             draft.sample_requests.push(request.id.0 as i64);
         }
         request.planned_in = self.steps + 1;
         self.counters.wasted_rows_sum += (self.groups.len() * (request.table.len() * size.tokens() - end)) as u64;
-        let copied = std::mem::take(&mut self.copied);
-        let (epoch, partial) = (request.epoch, std::mem::take(&mut self.partial_rows));
-        let entry = Entry { seat, epoch, start, chunk, samples, copied, partial, forked: false, pending: 0..0, shared };
-        self.flight.entries.push(entry);
+        let (copied, partial) = (std::mem::take(&mut self.copied), std::mem::take(&mut self.partial_rows));
+        self.flight.entries.push(Entry::new(seat, request.epoch, start, chunk, samples));
+        if samples && chunk == 1 {
+            let at_end = if mutant::is_on(Mutant::PublishPartial) { size.tokens() } else { self.rows_at_end };
+            request.foresee(start, size, at_end);
+        }
+        if copied || !shared.is_empty() {
+            let rare = self.flight.rare_mut(self.flight.entries.len() - 1);
+            (rare.copied, rare.partial, rare.shared) = (copied, partial, shared);
+        }
         if self.config.enable_prefix_caching {
             self.name_completed(seat, start, end);
         }
+    }
+
+    /// Adds the running requests from position `at` on, as long as each decodes inside a block of its own and there is budget: one token
+    /// for each, from two cache lines of each. The position of the first that needs a closer look.
+    fn schedule_decodes(&mut self, at: usize, budget: &mut usize) -> usize {
+        let (step, at_end) = (self.steps + 1, self.rows_at_end);
+        let draft = &mut self.draft;
+        let mut tokens = draft.token_ids.len() as i32;
+        let mut wasted = 0;
+        let mut count = 0;
+        for &seat in self.running[at..].iter().take(*budget) {
+            let Some(request) = &mut self.seats[seat] else { break };
+            let Some(next) = request.next_row() else { break };
+            request.planned_in = step;
+            draft.seq_slots.push(next.row.index() as i32);
+            draft.seq_lens.push(next.position as i32 + 1);
+            draft.token_ids.push(next.token as i32);
+            draft.positions.push(next.position as i32);
+            draft.slots.push(next.slot);
+            draft.sample_rows.push(tokens);
+            draft.sample_requests.push(next.id.0 as i64);
+            tokens += 1;
+            draft.query_starts.push(tokens);
+            self.flight.entries.push(Entry::new(seat, next.epoch, next.position, 1, true));
+            wasted += next.room + at_end - 1;
+            count += 1;
+        }
+        self.counters.wasted_rows_sum += wasted as u64;
+        *budget -= count;
+        at + count
     }
 
     /// Makes the keys of the blocks that rows `start..end` complete, and notes the block that comes next.
@@ -114,12 +149,13 @@ impl Scheduler {
         let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let (begun, mut full) = (size.full_blocks(start), size.full_blocks(end));
-        if full == begun && end == request.tokens.len() && !mutant::is_on(Mutant::PublishPartial) {
+        if full == begun && end == request.num_tokens() && !mutant::is_on(Mutant::PublishPartial) {
             return;
         }
         if request.is_mixed {
             return;
         }
+        request.settle();
         let next = full;
         if request.keys.len() < full {
             request.extend_keys(&mut self.hasher, full * size.tokens());
@@ -137,7 +173,7 @@ impl Scheduler {
                     self.pool.ask(block, at, request.worth(at * size.tokens()));
                 }
                 if self.config.event_buffer_size > 0
-                    && let Some(tokens) = request.tokens.get(size.tokens() * at..size.tokens() * (at + 1))
+                    && let Some(tokens) = request.tokens().get(size.tokens() * at..size.tokens() * (at + 1))
                 {
                     let parent = at.checked_sub(1).map(|before| request.keys[before].in_group(group));
                     self.pool.describe(block, key, Content { parent, tokens, group: group as u8 });
@@ -152,8 +188,10 @@ impl Scheduler {
             }
         }
         let request = self.seats[seat].as_ref().expect("a seat in use");
-        let entry = self.flight.entries.last_mut().expect("the entry of this request");
-        entry.pending = first..self.flight.pending.len();
+        if self.flight.pending.len() > first {
+            let pending = first..self.flight.pending.len();
+            self.flight.rare_mut(self.flight.entries.len() - 1).pending = pending;
+        }
         if let Some(&next) = request.keys.get(next) {
             self.frontier.insert_unique(next.short(), next, |key| key.short());
         }
@@ -162,8 +200,11 @@ impl Scheduler {
     fn plan_running(&mut self, budget: &mut usize) {
         let mut decodes_behind = None;
         let mut at = 0;
-        while at < self.running.len() {
-            let seat = self.running[at];
+        loop {
+            let first = at;
+            at = self.schedule_decodes(at, budget);
+            decodes_behind = decodes_behind.map(|behind: usize| behind - (at - first));
+            let Some(&seat) = self.running.get(at) else { return };
             let chunk = self.chunk_at(at, *budget, &mut decodes_behind);
             if chunk == 0 {
                 self.count_idle_rows(seat);

@@ -77,7 +77,7 @@ impl Scheduler {
         request.forget_rows();
         if self.config.enable_prefix_caching {
             // The newest output may have filled a block whose last row was never planned: others may wait for it, or it for them.
-            request.extend_keys(&mut self.hasher, request.tokens.len());
+            request.extend_keys(&mut self.hasher, request.num_tokens());
         }
         let id = request.id;
         let at =

@@ -3,7 +3,10 @@
 //! Before: submit. After: the scheduler moves it between waiting and running until it ends. Always
 //! `published * block_size <= computed <= tokens`: rows count as computed when their step is committed, never when it is planned.
 
+use std::ops::{Deref, DerefMut};
+
 use crate::block_hash::{BlockHasher, Prompt};
+use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
 use crate::chain::Chain;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
@@ -54,29 +57,60 @@ pub struct Limits {
     pub stop_tokens: Vec<TokenId>,
 }
 
-/// A live request. What a decode step reads comes first and fits two cache lines; the rest is touched when a block fills up.
+/// Tokens that wait in a request's own memory before its list is touched.
+const FRESH: usize = 26;
+
+/// No token of any vocabulary.
+const NO_TOKEN: TokenId = TokenId::MAX;
+
+/// Bits of an epoch that count; those above are the request's id, so that no two requests have an epoch in common.
+const EPOCH_BITS: u32 = 20;
+
+/// A live request. These cache lines are all that a decode step reads and writes, one request's behind the other's; the lists are
+/// touched when a block begins or fills up.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Request {
     pub(crate) id: RequestId,
-    /// The last step that ran it, counted from 1.
-    pub(crate) planned_in: u64,
-    /// Raised when what is in flight for this request stops counting.
-    pub(crate) epoch: u32,
-    /// The last of `tokens`.
-    pub(crate) newest: TokenId,
-    pub(crate) place: Place,
-    /// The block of the next row may be shared or published, so that a write asks for a copy first.
-    pub(crate) asks_to_write: bool,
+    /// Raised when what is in flight for this request stops counting. No other request ever has the same.
+    pub(crate) epoch: u64,
     /// Rows that committed steps have written, or that a hit brought.
     pub(crate) computed: usize,
+    /// How many tokens it has: prompt, then confirmed outputs.
+    len: usize,
+    /// Row of KV memory of the row at position 0, were all blocks like the one that is being filled. Counts below `edge`.
+    slot_base: i64,
+    /// Tokens that end it.
+    longest: u32,
+    /// A row below this one is planned from these lines alone, if it is the next; 0 = look at everything.
+    edge: u32,
+    /// Its last token.
+    pub(crate) newest: TokenId,
+    /// The only token that ends it, unless `watched`.
+    stop: TokenId,
+    pub(crate) place: Place,
+    /// The last step that ran it, counted from 1.
+    pub(crate) planned_in: u64,
+    /// Its newest tokens, which its list does not have yet.
+    fresh: [TokenId; FRESH],
+    num_fresh: u8,
+    /// The next output needs a closer look: it is the first, or several tokens may end the text, or none yet.
+    watched: bool,
+    /// The block of the next row may be shared or published, so that a write asks for a copy first.
+    pub(crate) asks_to_write: bool,
+    lists: Box<Lists>,
+}
+
+/// The rest of a request.
+#[derive(Debug)]
+pub struct Lists {
     /// The table of the first group.
     pub(crate) table: BlockTable,
-    /// Prompt, then confirmed outputs.
-    pub(crate) tokens: Vec<TokenId>,
+    /// Its tokens but the fresh ones.
+    tokens: Vec<TokenId>,
     pub(crate) prompt_len: usize,
     pub(crate) limits: Limits,
-    /// Keys of the first full blocks of `tokens`. Those of the prompt are there from submit on.
+    /// Keys of the first full blocks of its tokens. Those of the prompt are there from submit on.
     pub(crate) keys: Vec<Key>,
     /// What the keys depend on beside the tokens.
     pub(crate) chain: Chain,
@@ -102,44 +136,140 @@ pub struct Request {
     pub(crate) first_hit: Option<usize>,
 }
 
+impl Deref for Request {
+    type Target = Lists;
+
+    fn deref(&self) -> &Lists {
+        &self.lists
+    }
+}
+
+impl DerefMut for Request {
+    fn deref_mut(&mut self) -> &mut Lists {
+        &mut self.lists
+    }
+}
+
+/// What one more row of a decode needs to be planned: see [`Request::next_row`].
+pub(crate) struct NextRow {
+    pub row: Row,
+    pub position: usize,
+    pub token: TokenId,
+    pub slot: i64,
+    pub epoch: u64,
+    pub id: RequestId,
+    /// Rows behind it that its block has.
+    pub room: usize,
+}
+
 impl Request {
-    pub(crate) fn new(id: RequestId, prompt: Prompt, limits: Limits, now_us: u64) -> Self {
+    /// A request that waits. It never has more than `max_model_len` tokens.
+    pub(crate) fn new(id: RequestId, prompt: Prompt, limits: Limits, now_us: u64, max_model_len: usize) -> Self {
         let Prompt { tokens, keys, chain, trail, generation: _ } = prompt;
+        let len = tokens.len();
+        let stop = match limits.stop_tokens[..] {
+            [stop] => stop,
+            _ => NO_TOKEN,
+        };
         Request {
             id,
-            prompt_len: tokens.len(),
-            newest: tokens.last().copied().unwrap_or_default(),
-            tokens,
-            limits,
-            submitted_us: now_us,
-            place: Place::Waiting,
-            asks_to_write: false,
+            epoch: id.0 << EPOCH_BITS,
             computed: 0,
-            table: BlockTable::new(),
-            others: Box::default(),
-            keys,
-            chain,
-            trail,
-            miss: None,
-            is_mixed: false,
-            published: 0,
-            promised: 0,
-            epoch: 0,
+            len,
+            slot_base: 0,
+            longest: len.saturating_add(limits.max_tokens as usize).min(max_model_len) as u32,
+            edge: 0,
+            newest: tokens.last().copied().unwrap_or_default(),
+            stop,
+            place: Place::Waiting,
             planned_in: 0,
-            preemptions: 0,
-            cached: None,
-            retention: None,
-            first_hit: None,
+            fresh: [0; FRESH],
+            num_fresh: 0,
+            watched: true,
+            asks_to_write: false,
+            lists: Box::new(Lists {
+                table: BlockTable::new(),
+                prompt_len: len,
+                tokens,
+                limits,
+                keys,
+                chain,
+                trail,
+                miss: None,
+                is_mixed: false,
+                others: Box::default(),
+                published: 0,
+                promised: 0,
+                preemptions: 0,
+                submitted_us: now_us,
+                cached: None,
+                retention: None,
+                first_hit: None,
+            }),
         }
     }
 
     /// A second sequence with the same tokens, which counts the outputs so far as its own. It has no row and no block yet.
-    pub(crate) fn child(&self, id: RequestId, limits: Limits, now_us: u64) -> Self {
-        let (tokens, keys, chain) = (self.tokens.clone(), self.keys.clone(), self.chain.clone());
+    pub(crate) fn child(&self, id: RequestId, limits: Limits, now_us: u64, max_model_len: usize) -> Self {
+        let (tokens, keys, chain) = (self.tokens().to_vec(), self.keys.clone(), self.chain.clone());
         let prompt = Prompt { tokens, keys, chain, trail: self.trail.clone(), generation: 0 };
-        let (prompt_len, is_mixed, cached, miss) = (self.prompt_len, self.is_mixed, self.cached, self.miss);
-        let retention = self.retention.clone();
-        Request { prompt_len, is_mixed, cached, miss, retention, ..Request::new(id, prompt, limits, now_us) }
+        let mut child = Request::new(id, prompt, limits, now_us, max_model_len);
+        child.prompt_len = self.prompt_len;
+        child.longest = child.longest_with(max_model_len);
+        (child.is_mixed, child.cached, child.miss) = (self.is_mixed, self.cached, self.miss);
+        child.retention = self.retention.clone();
+        child
+    }
+
+    /// How many tokens it has.
+    pub(crate) fn num_tokens(&self) -> usize {
+        self.len
+    }
+
+    /// Its tokens. Whoever asks has settled them.
+    pub(crate) fn tokens(&self) -> &[TokenId] {
+        assert_eq!(self.num_fresh, 0, "fresh tokens are not in the list yet");
+        &self.lists.tokens
+    }
+
+    /// Moves the fresh tokens to the list.
+    pub(crate) fn settle(&mut self) {
+        let fresh = usize::from(std::mem::take(&mut self.num_fresh));
+        self.lists.tokens.extend_from_slice(&self.fresh[..fresh]);
+    }
+
+    /// Makes room for so many tokens in all.
+    pub(crate) fn reserve_tokens(&mut self, count: usize) {
+        let more = count.saturating_sub(self.lists.tokens.len());
+        self.lists.tokens.reserve_exact(more);
+    }
+
+    /// The next row, if these lines alone are enough to plan it: a decode inside a block that it alone writes.
+    pub(crate) fn next_row(&self) -> Option<NextRow> {
+        let position = self.computed;
+        if position >= self.edge as usize {
+            return None;
+        }
+        let Place::Running(row) = self.place else { return None };
+        let (token, slot) = (self.newest, self.slot_base + position as i64);
+        let room = self.edge as usize - position;
+        Some(NextRow { row, position, token, slot, epoch: self.epoch, id: self.id, room })
+    }
+
+    /// Row `position` of a decode was just planned with all that there is: what follows in its block, but for so many rows at its
+    /// end, needs no such look.
+    pub(crate) fn foresee(&mut self, position: usize, size: BlockSize, rows_at_end: usize) {
+        self.edge = 0;
+        let number = size.full_blocks(position);
+        if number + 1 == self.table.len() && !self.asks_to_write && self.others.is_empty() {
+            self.slot_base = (i64::from(self.table.blocks()[number].get()) - number as i64) * size.tokens() as i64;
+            self.edge = ((number + 1) * size.tokens() - rows_at_end) as u32;
+        }
+    }
+
+    /// The next row needs a look at everything.
+    pub(crate) fn look_closer(&mut self) {
+        self.edge = 0;
     }
 
     /// The tables of all groups.
@@ -154,12 +284,14 @@ impl Request {
 
     /// The same, to change it.
     pub(crate) fn table_of_mut(&mut self, group: usize) -> &mut BlockTable {
+        self.look_closer();
         if group == 0 { &mut self.table } else { &mut self.others[group - 1] }
     }
 
     /// Cuts the tables after `len` entries: what follows, as one list in the order of the tokens, of each block number group by
     /// group. Its release gives the last rows of all groups first, so that what is evicted of a chain is its end, in all groups.
     pub(crate) fn cut(&mut self, len: usize) -> BlockTable {
+        self.look_closer();
         if self.others.is_empty() {
             return self.table.split_off(len);
         }
@@ -180,7 +312,7 @@ impl Request {
 
     /// Tokens whose rows are not computed.
     pub(crate) fn remaining(&self) -> usize {
-        self.tokens.len().saturating_sub(self.computed)
+        self.len.saturating_sub(self.computed)
     }
 
     /// Whether nothing but the newest token is left to compute.
@@ -189,18 +321,33 @@ impl Request {
     }
 
     pub(crate) fn num_outputs(&self) -> usize {
-        self.tokens.len() - self.prompt_len
+        self.len - self.prompt_len
     }
 
     /// Keeps the first `len` tokens, and the keys of their full blocks, of which there are `blocks`.
-    pub(crate) fn keep_tokens(&mut self, len: usize, blocks: usize) {
-        self.tokens.truncate(len);
-        self.newest = self.tokens[len - 1];
-        self.prompt_len = self.prompt_len.min(len);
-        self.keys.truncate(blocks);
-        if let Some(trail) = &mut self.trail {
+    pub(crate) fn keep_tokens(&mut self, len: usize, blocks: usize, max_model_len: usize) {
+        self.settle();
+        let lists = &mut *self.lists;
+        lists.tokens.truncate(len);
+        lists.prompt_len = lists.prompt_len.min(len);
+        lists.keys.truncate(blocks);
+        if let Some(trail) = &mut lists.trail {
             trail.truncate(blocks);
         }
+        self.recount(max_model_len);
+    }
+
+    /// The list of tokens became shorter.
+    fn recount(&mut self, max_model_len: usize) {
+        self.len = self.lists.tokens.len();
+        self.newest = self.lists.tokens[self.len - 1];
+        self.longest = self.longest_with(max_model_len);
+        self.watched = true;
+        self.look_closer();
+    }
+
+    fn longest_with(&self, max_model_len: usize) -> u32 {
+        self.prompt_len.saturating_add(self.limits.max_tokens as usize).min(max_model_len) as u32
     }
 
     /// Forgets all keys: the weights changed.
@@ -213,29 +360,56 @@ impl Request {
 
     /// Makes the missing keys of the full blocks of the first `tokens` tokens, by the fields that the prompt came with.
     pub(crate) fn extend_keys(&mut self, hasher: &mut BlockHasher, tokens: usize) {
+        self.settle();
+        let Lists { tokens: list, keys, chain, trail, .. } = &mut *self.lists;
+        let tokens = &list[..tokens];
         if mutant::is_on(Mutant::OutputsWithoutChain) {
-            hasher.extend(&hasher.plain_chain(), &mut self.keys, &self.tokens[..tokens]);
+            hasher.extend(&hasher.plain_chain(), keys, tokens);
             return;
         }
-        hasher.extend(&self.chain, &mut self.keys, &self.tokens[..tokens]);
-        if let Some(trail) = &mut self.trail {
-            trail.extend(hasher, &self.tokens[..tokens]);
+        hasher.extend(chain, keys, tokens);
+        if let Some(trail) = trail {
+            trail.extend(hasher, tokens);
         }
     }
 
+    /// Makes the missing prints of the full blocks of the first `tokens` tokens, if misses are to be explained.
+    pub(crate) fn extend_trail(&mut self, hasher: &mut BlockHasher, tokens: usize) {
+        self.settle();
+        let Lists { tokens: list, trail, .. } = &mut *self.lists;
+        if let Some(trail) = trail {
+            trail.extend(hasher, &list[..tokens]);
+        }
+    }
+
+    /// Whether the next output needs [`Scheduler`](crate::Scheduler)'s closer look.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched
+    }
+
     /// Appends an output; the end that it brings, if any. A stop token comes before a limit that is reached at once.
-    pub(crate) fn push(&mut self, token: TokenId, max_model_len: usize) -> Option<End> {
-        self.tokens.push(token);
+    #[inline]
+    pub(crate) fn push(&mut self, token: TokenId) -> Option<End> {
+        if usize::from(self.num_fresh) == FRESH {
+            self.settle();
+        }
+        self.fresh[usize::from(self.num_fresh)] = token;
+        self.num_fresh += 1;
+        self.len += 1;
         self.newest = token;
-        let outputs = self.num_outputs();
-        let may_stop = outputs >= self.limits.min_tokens as usize || mutant::is_on(Mutant::MinTokensIgnored);
-        if may_stop && self.limits.stop_tokens.contains(&token) {
-            return Some(End::Stop);
-        }
-        if outputs >= self.limits.max_tokens as usize || self.tokens.len() >= max_model_len {
-            return Some(End::Length);
-        }
-        None
+        if self.watched { self.stops(token) } else { token == self.stop }.then_some(End::Stop).or(self.is_longest())
+    }
+
+    fn is_longest(&self) -> Option<End> {
+        (self.len >= self.longest as usize).then_some(End::Length)
+    }
+
+    /// Whether `token`, the newest, ends a watched request.
+    #[cold]
+    fn stops(&mut self, token: TokenId) -> bool {
+        let may_stop = self.num_outputs() >= self.limits.min_tokens as usize || mutant::is_on(Mutant::MinTokensIgnored);
+        self.watched = self.num_outputs() + 1 < self.limits.min_tokens as usize || self.limits.stop_tokens.len() > 1;
+        may_stop && self.limits.stop_tokens.contains(&token)
     }
 
     /// Forgets rows and place; the tokens stay. The table must have been given back.
@@ -250,9 +424,12 @@ impl Request {
             self.forget_keys();
         }
         self.epoch += 1;
+        self.settle();
+        self.look_closer();
         if mutant::is_on(Mutant::TailLostOnPreempt) {
-            self.tokens.truncate(self.prompt_len);
-            self.newest = self.tokens[self.prompt_len - 1];
+            let len = self.prompt_len;
+            self.lists.tokens.truncate(len);
+            self.recount(usize::MAX);
         }
     }
 }

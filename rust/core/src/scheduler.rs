@@ -73,6 +73,8 @@ pub struct Scheduler {
     pub(crate) untold: Vec<(usize, RequestId)>,
     /// Running requests without a token in the plan under way that may share their last block.
     pub(crate) idle_sharers: Vec<usize>,
+    /// Rows at the end of a block whose plan needs a look at the whole request: the last one completes a key, if there are keys.
+    pub(crate) rows_at_end: usize,
     /// The request that is planned next writes to a block into which the step copies rows.
     pub(crate) copied: bool,
     /// Rows of a partial hit among those.
@@ -130,6 +132,7 @@ impl Scheduler {
             leaving: Vec::new(),
             untold: Vec::new(),
             idle_sharers: Vec::new(),
+            rows_at_end: usize::from(config.enable_prefix_caching),
             copied: false,
             partial_rows: 0,
             ended: VecDeque::new(),
@@ -166,7 +169,7 @@ impl Scheduler {
         self.pool.tell_time(now_us);
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let seat = self.sit(Request::new(id, prompt, limits, now_us));
+        let seat = self.sit(Request::new(id, prompt, limits, now_us, self.config.max_model_len as usize));
         self.waiting.push_back(seat);
         self.counters.submitted += 1;
         Ok(id)

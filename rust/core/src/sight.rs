@@ -57,7 +57,7 @@ impl Scheduler {
     /// Promises a request the blocks that it just freed, if it needs them.
     fn promise_again(&mut self, seat: usize, freed: u32) {
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        let need = self.groups.need(request.computed, request.table.len(), request.tokens.len()) as u32;
+        let need = self.groups.need(request.computed, request.table.len(), request.num_tokens()) as u32;
         let more = freed.min(need.saturating_sub(request.promised));
         request.promised += more;
         self.promised += more;

@@ -32,7 +32,7 @@ impl Scheduler {
             for &seat in &self.waiting {
                 let request = self.seats[seat].as_mut().expect("a seat in use");
                 request.forget_keys();
-                request.extend_keys(&mut self.hasher, request.tokens.len());
+                request.extend_keys(&mut self.hasher, request.num_tokens());
             }
         }
         let mut mixed = 0;
@@ -40,9 +40,10 @@ impl Scheduler {
             let request = self.seats[seat].as_mut().expect("a seat in use");
             if request.computed == 0 {
                 request.forget_keys();
-                request.extend_keys(&mut self.hasher, request.tokens.len());
+                request.extend_keys(&mut self.hasher, request.num_tokens());
                 continue;
             }
+            request.look_closer();
             request.is_mixed = !mutant::is_on(Mutant::MixedRowsPublished);
             mixed += 1;
         }
