@@ -16,6 +16,7 @@ from .errors import (
     BeingWrittenError,
     BlocktableError,
     EndpointError,
+    EngineDeadError,
     ForeignTableError,
     InvalidInputError,
     MissingExtraError,
@@ -29,6 +30,7 @@ from .errors import (
     PinBudgetError,
     QueueFullError,
     ReleasedError,
+    ShutDownError,
     StalledError,
     StepInFlightError,
     UnknownOptionError,
@@ -38,14 +40,16 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .engine.async_llm import AsyncLLM
     from .engine.config import EngineConfig
     from .engine.llm import LLM
     from .engine.outputs import CompletionOutput, RequestOutput
     from .engine.report import KVReport
-    from .sampling.params import SamplingParams
+    from .sampling.params import RequestOutputKind, SamplingParams
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "AuditError",
     "BeingWrittenError",
     "BlockHasher",
@@ -56,6 +60,7 @@ __all__ = [
     "CompletionOutput",
     "EndpointError",
     "EngineConfig",
+    "EngineDeadError",
     "ForeignTableError",
     "InvalidInputError",
     "KVReport",
@@ -73,8 +78,10 @@ __all__ = [
     "QueueFullError",
     "ReleasedError",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "Scheduler",
+    "ShutDownError",
     "StalledError",
     "StepInFlightError",
     "UnknownOptionError",
@@ -86,13 +93,17 @@ __all__ = [
 
 _LATER = {
     "LLM": ".engine.llm",
+    "AsyncLLM": ".engine.async_llm",
     "CompletionOutput": ".engine.outputs",
     "EngineConfig": ".engine.config",
     "KVReport": ".engine.report",
     "RequestOutput": ".engine.outputs",
+    "RequestOutputKind": ".sampling.params",
     "SamplingParams": ".sampling.params",
 }
-"""Names loaded on first use, and where they live. Only `LLM` needs the extra `engine`."""
+"""Names loaded on first use, and where they live."""
+
+_NEED_ENGINE = ("LLM", "AsyncLLM")
 
 _ENGINE_NEEDS = ("torch", "transformers", "tokenizers")
 
@@ -100,8 +111,8 @@ _ENGINE_NEEDS = ("torch", "transformers", "tokenizers")
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "LLM":
-        _need_engine_extra("blocktable.LLM")
+    if name in _NEED_ENGINE:
+        _need_engine_extra(f"blocktable.{name}")
     value = getattr(import_module(_LATER[name], __name__), name)
     globals()[name] = value
     return value

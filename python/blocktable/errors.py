@@ -177,6 +177,22 @@ class StalledError(BlocktableError):
         self.reason = reason
 
 
+class EngineDeadError(BlocktableError, RuntimeError):
+    """The engine behind an `AsyncLLM` has failed, or is not in this process: no request of it will go on. `__cause__` is what
+    ended it, where there is something."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the engine is dead: {reason}")
+        self.reason = reason
+
+
+class ShutDownError(BlocktableError, RuntimeError):
+    """Refused: the engine was shut down before the request was queued."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine was shut down: make a new one")
+
+
 class AuditError(BlocktableError):
     """An invariant does not hold: a fault of ours. `check` is its name in the audit (A1 to A8)."""
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from blocktable import LLM
+from blocktable import LLM, AsyncLLM
 
 from .tiny_llama import make_model, make_tokenizer
 
 MakeLLM = Callable[..., LLM]
+MakeAsync = Callable[..., AsyncLLM]
 
 SMALL = {"num_blocks": 64, "block_size": 8, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 
@@ -45,3 +46,24 @@ def make_llm(tiny_model: Any, tiny_tokenizer: Any, one_torch_thread: None) -> It
 def llm(make_llm: MakeLLM) -> LLM:
     """One engine on the small model."""
     return make_llm()
+
+
+@pytest.fixture
+def make_async(tiny_model: Any, tiny_tokenizer: Any, one_torch_thread: None) -> Iterator[MakeAsync]:
+    """As `make_llm`, with a step thread each."""
+    made: list[AsyncLLM] = []
+
+    def make(**changes: Any) -> AsyncLLM:
+        options = {"tokenizer": tiny_tokenizer, "self_check": False} | SMALL | changes
+        made.append(AsyncLLM(options.pop("model", tiny_model), **options))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        assert engine.shutdown(timeout_s=60)
+
+
+@pytest.fixture
+def engine(make_async: MakeAsync) -> AsyncLLM:
+    """One engine with a step thread."""
+    return make_async()

@@ -1,18 +1,19 @@
-"""Owns the faults that tests plant in a running engine: a model that raises, logits that are no numbers, interrupts.
+"""Owns the faults that tests plant in a running engine: a model that raises or waits, logits that are no numbers, interrupts.
 
 Before: a test names the call at which it happens. After: the engine meets it as it would meet the real one.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from blocktable import LLM
+from blocktable import LLM, AsyncLLM
 
 
-def loop_of(llm: LLM) -> Any:
+def loop_of(llm: LLM | AsyncLLM) -> Any:
     """The engine's step loop: where faults are planted."""
     assert llm._engine is not None
     return llm._engine.loop
@@ -39,7 +40,7 @@ class FaultyRunner:
 
 
 @contextmanager
-def faulty_model(llm: LLM, fault: Fault, at: set[int] | None = None) -> Iterator[FaultyRunner]:
+def faulty_model(llm: LLM | AsyncLLM, fault: Fault, at: set[int] | None = None) -> Iterator[FaultyRunner]:
     """The engine's model with a fault at the calls `at`, or at every one."""
     loop = loop_of(llm)
     real = loop._runner
@@ -72,6 +73,53 @@ def changing(change: Callable[[Any, torch.Tensor], None]) -> Fault:
     return fault
 
 
+class Turnstile:
+    """A model that waits before each pass until it is let through; afterwards it is the real one.
+
+    Always: between `let_in` and the next `let_through` exactly one step is under way, in the middle of the model.
+    """
+
+    PATIENCE_S = 60.0
+
+    def __init__(self) -> None:
+        self.plans: list[list[int]] = []  # the requests of each pass that has come
+        self._came = threading.Semaphore(0)
+        self._may_go = threading.Semaphore(0)
+        self._is_open = False
+
+    def __call__(self, plan: Any, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self.plans.append(sorted(plan.seq_slots.tolist()))
+        self._came.release()
+        if not self._is_open and not self._may_go.acquire(timeout=self.PATIENCE_S):
+            raise TimeoutError("nobody let the model through")
+        return forward()
+
+    def let_in(self) -> None:
+        """Wait until the model is in a pass."""
+        if not self._came.acquire(timeout=self.PATIENCE_S):
+            raise TimeoutError("no step came")
+
+    def let_through(self) -> None:
+        """Let this pass go on."""
+        self._may_go.release()
+
+    def open(self) -> None:
+        """Let everybody through from now on."""
+        self._is_open = True
+        self._may_go.release()
+
+
+@contextmanager
+def turnstile(llm: LLM | AsyncLLM) -> Iterator[Turnstile]:
+    """The engine's model behind a turnstile, which is open in the end."""
+    stile = Turnstile()
+    with faulty_model(llm, stile):
+        try:
+            yield stile
+        finally:
+            stile.open()
+
+
 class Scheduler:
     """The real scheduler, but that method `name` raises `error` right after its `at`-th call has done its work, once."""
 
@@ -94,11 +142,11 @@ class Scheduler:
 
 
 @contextmanager
-def interrupted_after(llm: LLM, name: str, at: int) -> Iterator[None]:
-    """An interrupt falls between the return of the scheduler's method and whatever its caller does with the result."""
+def interrupted_after(llm: LLM | AsyncLLM, name: str, at: int, error: BaseException | None = None) -> Iterator[None]:
+    """An interrupt, or `error`, falls between the return of the scheduler's method and what its caller does with the result."""
     loop = loop_of(llm)
     real = loop.scheduler
-    loop.scheduler = Scheduler(real, name, at, KeyboardInterrupt())
+    loop.scheduler = Scheduler(real, name, at, KeyboardInterrupt() if error is None else error)
     try:
         yield
     finally:

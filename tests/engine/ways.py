@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from blocktable import LLM, RequestOutput, SamplingParams
+from blocktable import LLM, AsyncLLM, RequestOutput, SamplingParams
 
 from .reference import Answer, Ids
 
@@ -73,7 +73,7 @@ def run_way(way: Way, model: Any, report: dict[str, int], **base: Any) -> Answer
     return answer
 
 
-def check_empty(llm: LLM) -> None:
+def check_empty(llm: LLM | AsyncLLM) -> None:
     """Nothing runs, nothing waits, every block is free, and all invariants hold."""
     scheduler = llm.scheduler
     scheduler.audit()

@@ -11,7 +11,7 @@ import pytest
 
 from blocktable.errors import InvalidInputError, UnknownOptionError
 from blocktable.sampling import params as module
-from blocktable.sampling.params import NOT_SERVED, ResolvedSampling, SamplingParams, collect_end_ids
+from blocktable.sampling.params import NOT_SERVED, RequestOutputKind, ResolvedSampling, SamplingParams, collect_end_ids
 
 NAN, INF = float("nan"), float("inf")
 FLAGS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize")
@@ -41,6 +41,7 @@ def test_defaults_are_those_of_vllm() -> None:
         "include_stop_str_in_output": False,
         "skip_special_tokens": True,
         "detokenize": True,
+        "output_kind": RequestOutputKind.CUMULATIVE,
     }
 
 
@@ -140,6 +141,16 @@ def test_an_option_of_vllm_that_is_not_served_is_refused_by_name_unless_it_is_of
         with pytest.raises(InvalidInputError, match="not served") as refusal:
             SamplingParams(**{name: value})  # type: ignore[arg-type]
         assert refusal.value.field == name
+
+
+def test_output_kinds_are_those_of_vllm() -> None:
+    assert [(kind.name, kind.value) for kind in RequestOutputKind] == [("CUMULATIVE", 0), ("DELTA", 1), ("FINAL_ONLY", 2)]
+    assert SamplingParams().output_kind is SamplingParams(output_kind=None).output_kind is RequestOutputKind.CUMULATIVE
+    assert SamplingParams(output_kind=1).output_kind is RequestOutputKind.DELTA
+    for value in (3, -1, "DELTA", True, 1.0):
+        with pytest.raises(InvalidInputError) as refusal:
+            SamplingParams(output_kind=value)  # type: ignore[arg-type]
+        assert refusal.value.field == "output_kind"
 
 
 def test_stop_strings_need_text() -> None:

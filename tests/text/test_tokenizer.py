@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Native
 from blocktable.errors import InvalidInputError, UnsupportedModelError
 from blocktable.text import tokenizer as module
 from blocktable.text.tokenizer import Tokenizer
+from tests.border.test_threads import lets_others_run
 
 from .samples import SIGNS, every_block
 from .vocabularies import FAMILIES, Loaded, byte_level, tiny
@@ -25,6 +26,23 @@ CHAT = [
 def test_ids_are_those_of_transformers(smollm2: Tokenizer, loaded_smollm2: Any) -> None:
     for text in [*SIGNS, "Once upon a time", "<|im_start|>user", " leading", *every_block(step=997)]:
         assert smollm2.encode(text) == loaded_smollm2(text)["input_ids"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_long_text_has_the_ids_that_the_native_tokenizer_gives_it(family: str) -> None:
+    """It goes another way, on which other threads may run."""
+    tokenizer = tiny(family)
+    text = (" ".join(SIGNS) + "Once upon a time ") * 400
+    assert len(text) >= module.LONG_TEXT
+    for special in (True, False):
+        right = tokenizer._native.encode(text, add_special_tokens=special).ids
+        assert tokenizer.encode(text, add_special_tokens=special) == right
+
+
+def test_a_long_text_does_not_stop_other_threads(smollm2: Tokenizer) -> None:
+    text = "Once upon a time there was a tokenizer. " * 4_000
+    assert lets_others_run(lambda: smollm2.encode(text))
+    assert not lets_others_run(lambda: smollm2._native.encode(text)), "the way of short texts: the check can fail"
 
 
 def test_chat_ids_are_those_of_transformers(smollm2: Tokenizer, loaded_smollm2: Any) -> None:

@@ -13,19 +13,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from ..errors import InvalidInputError, NeverFitsError, QueueFullError
-from ..sampling.params import ResolvedSampling
-from .live_request import Inbox
+from .intake import Job
 from .outputs import RequestOutput
-from .request import Prompt
 from .step_loop import StepLoop
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One prompt and how its answer is sampled."""
-
-    prompt: Prompt
-    sampling: ResolvedSampling
 
 
 @dataclass(slots=True)
@@ -35,7 +25,7 @@ class Batch:
     loop: StepLoop
     jobs: Sequence[Job]
     is_streamed: bool = False
-    inbox: Inbox = field(init=False, default_factory=deque)
+    inbox: deque[RequestOutput] = field(init=False, default_factory=deque)
     _places: dict[str, int] = field(init=False, default_factory=dict)  # request id -> place in `jobs`
     _waiting: deque[int] = field(init=False, default_factory=deque)  # places that the queue had no room for
     _num_open: int = field(init=False, default=0)
@@ -98,8 +88,7 @@ class Batch:
             raise
 
     def _add(self, place: int) -> None:
-        job = self.jobs[place]
-        number = self.loop.add(job.prompt, job.sampling, self.inbox, is_streamed=self.is_streamed, arrived_ns=self._arrived_ns)
+        number = self.loop.add(self.jobs[place], self.inbox, is_streamed=self.is_streamed, arrived_ns=self._arrived_ns)
         self._places[str(number)] = place
 
 

@@ -29,6 +29,8 @@ from ..sampling.random_numbers import SeedSource
 from ..sampling.sampler import Sampler
 from ..text.tokenizer import Tokenizer
 from .config import EngineConfig
+from .cpu_budget import usable_cpus
+from .intake import Intake
 from .step_loop import StepLoop
 
 if TYPE_CHECKING:
@@ -57,6 +59,11 @@ class Engine:
         """Tokens of a sequence, prompt and output, at most."""
         return self.config.max_model_len or self.loaded.max_model_len
 
+    @property
+    def intake(self) -> Intake:
+        """Reads prompts and parameters for this engine."""
+        return Intake(self)
+
     def close(self) -> None:
         """End every request, and give a lent model back if no other engine uses it."""
         try:
@@ -80,11 +87,17 @@ def build_engine(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> Engi
     words = tokenizer if config.tokenizer is None else None
     if words is not None and not isinstance(words, PreTrainedTokenizerBase):
         raise InvalidInputError("tokenizer", type(words).__name__, "must be a place or a tokenizer of transformers")
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    _set_threads(config.num_threads)
     if "model" in named:
         return _assemble(config, _load(config), words, lent=None)
     return _borrow(model, config, words)
+
+
+def _set_threads(wanted: int | None) -> None:
+    """The model's threads: as wanted, else not more than this process may use CPUs, whatever the machine has."""
+    if wanted is None and torch.get_num_threads() <= usable_cpus():
+        return
+    torch.set_num_threads(wanted or usable_cpus())
 
 
 def _load(config: EngineConfig) -> LoadedModel:

@@ -85,7 +85,8 @@ class EngineConfig:
     seed: int = 0
     """Where the random numbers of requests without a seed of their own begin."""
     num_threads: int | None = None
-    """CPU threads of the model (`torch.set_num_threads`, which holds for the process); None = leave as they are."""
+    """CPU threads of the model (`torch.set_num_threads`, which holds for the process); None = leave as they are, but at most
+    the CPUs that affinity and control group leave to this process."""
     max_step_retries: int = 2
     """Times that a step whose model failed runs again before its requests end with an error."""
     kv_events_config: KVEventsConfig | None = None

@@ -6,8 +6,8 @@ Always: it is ended exactly once, and gives back exactly one output that is fini
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .. import _core
 from ..sampling.params import ResolvedSampling
@@ -19,8 +19,12 @@ from .request import Prompt
 
 NANOSECONDS = 1_000_000_000
 
-Inbox = deque[RequestOutput]
-"""Where a caller takes the outputs of its own requests from, oldest first."""
+
+class Inbox(Protocol):
+    """Where a caller takes the outputs of its own requests from: a deque, oldest first, or a mailbox."""
+
+    def append(self, output: RequestOutput, /) -> None:
+        """Take one more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +32,8 @@ class LiveRequest:
     """`id` is the core's. Times are nanoseconds of `time.perf_counter_ns`."""
 
     id: int
+    request_id: str
+    """What its caller calls it."""
     prompt: Prompt
     sampling: ResolvedSampling
     seed: int
@@ -99,7 +105,7 @@ class LiveRequest:
 
     def _output(self, text: str, token_ids: list[int], *, finished: bool = False) -> RequestOutput:
         return RequestOutput(
-            request_id=str(self.id),
+            request_id=self.request_id,
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
             outputs=[CompletionOutput(index=0, text=text, token_ids=token_ids)],

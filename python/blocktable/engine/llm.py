@@ -15,14 +15,13 @@ from typing import Any, Self
 
 from .._core import Scheduler
 from ..errors import InvalidInputError
-from ..sampling.params import ResolvedSampling, SamplingParams
-from .batch import Batch, Job, Stream
+from ..sampling.params import SamplingParams
+from .batch import Batch, Stream
 from .build import Engine, build_engine
 from .config import EngineConfig
-from .live_request import Inbox
+from .intake import NO_WISHES, Job
 from .outputs import RequestOutput
 from .report import KVReport, make_report
-from .request import Prompt, read_chats, read_prompts
 
 
 class LLM:
@@ -34,7 +33,7 @@ class LLM:
 
     def __init__(self, model: Any, *, tokenizer: Any = None, **options: Any) -> None:
         self._engine: Engine | None = build_engine(model, tokenizer, options)
-        self._inbox: Inbox = deque()
+        self._inbox: deque[RequestOutput] = deque()
 
     @property
     def config(self) -> EngineConfig:
@@ -61,8 +60,8 @@ class LLM:
         `cache_salt`, and shares cached blocks only with equal salts. `sampling_params`: one for all, or one for each
         prompt. Raises `InvalidInputError` or `NeverFitsError` for any bad one, before any runs.
         """
-        jobs = self._jobs(self._read(prompts), sampling_params)
-        return self._run(jobs, use_tqdm)
+        intake = self._open.intake
+        return self._run(intake.jobs(intake.read(prompts), sampling_params), use_tqdm)
 
     def chat(
         self,
@@ -73,8 +72,9 @@ class LLM:
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages with `role` and `content`) or a list of them, as `generate` does."""
-        prompts = self._read_chats(messages, add_generation_prompt)
-        return self._run(self._jobs(prompts, sampling_params), use_tqdm)
+        intake = self._open.intake
+        prompts = intake.read_chats(messages, add_generation_prompt=add_generation_prompt)
+        return self._run(intake.jobs(prompts, sampling_params), use_tqdm)
 
     def stream(self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None) -> Stream:
         """As `generate`, but yields (place of the prompt, output) for every token as it comes.
@@ -83,7 +83,8 @@ class LLM:
         brings reason and metrics. Everything is checked and queued before this returns. Closing the iterator ends its
         requests.
         """
-        return self._stream(self._jobs(self._read(prompts), sampling_params))
+        intake = self._open.intake
+        return self._stream(intake.jobs(intake.read(prompts), sampling_params))
 
     def stream_chat(
         self,
@@ -93,17 +94,17 @@ class LLM:
         add_generation_prompt: bool = True,
     ) -> Stream:
         """As `stream`, for one conversation or a list of them."""
-        return self._stream(self._jobs(self._read_chats(messages, add_generation_prompt), sampling_params))
+        intake = self._open.intake
+        prompts = intake.read_chats(messages, add_generation_prompt=add_generation_prompt)
+        return self._stream(intake.jobs(prompts, sampling_params))
 
     def add_request(self, prompt: Any, sampling_params: SamplingParams | None = None) -> str:
         """Queue one prompt for `step`; returns its request id.
 
         Raises `InvalidInputError`, `NeverFitsError`, or `QueueFullError`; nothing is queued then.
         """
-        jobs = self._jobs(self._read(prompt), sampling_params)
-        if len(jobs) != 1:
-            raise InvalidInputError("prompt", prompt, "must be one prompt")
-        return str(self._open.loop.add(jobs[0].prompt, jobs[0].sampling, self._inbox))
+        job = self._open.intake.job(prompt, sampling_params, NO_WISHES)
+        return str(self._open.loop.add(job, self._inbox))
 
     def step(self) -> list[RequestOutput]:
         """Run one step; returns the requests of `add_request` that have ended since the last call."""
@@ -164,46 +165,6 @@ class LLM:
 
     def _stream(self, jobs: Sequence[Job]) -> Stream:
         return Stream(Batch(self._open.loop, jobs, is_streamed=True))
-
-    def _read(self, prompts: Any) -> list[Prompt]:
-        engine = self._open
-        return read_prompts(prompts, encoder=engine.tokenizer, vocab_size=engine.loaded.vocab_size)
-
-    def _read_chats(self, messages: Any, add_generation_prompt: bool) -> list[Prompt]:
-        engine = self._open
-        return read_chats(
-            messages,
-            renderer=engine.tokenizer,
-            vocab_size=engine.loaded.vocab_size,
-            add_generation_prompt=add_generation_prompt,
-        )
-
-    def _jobs(self, prompts: Sequence[Prompt], params: Any) -> list[Job]:
-        """Each prompt with its own resolved parameters."""
-        if params is None or isinstance(params, SamplingParams):
-            every = [params or SamplingParams()] * len(prompts)
-        elif isinstance(params, Sequence) and not isinstance(params, str | bytes):
-            every = list(params)
-        else:
-            raise InvalidInputError("sampling_params", params, "must be SamplingParams, or one for each prompt")
-        if len(every) != len(prompts):
-            raise InvalidInputError(
-                "sampling_params", f"{len(every)} for {len(prompts)} prompts", "must be one for each prompt"
-            )
-        return [Job(prompt, self._resolve(place, prompt, one)) for place, (prompt, one) in enumerate(zip(prompts, every))]
-
-    def _resolve(self, place: int, prompt: Prompt, params: Any) -> ResolvedSampling:
-        engine = self._open
-        if not isinstance(params, SamplingParams):
-            raise InvalidInputError(f"sampling_params[{place}]", params, "must be SamplingParams")
-        if params.stop and engine.tokenizer is None:
-            raise InvalidInputError("stop", params.stop, "this engine has no tokenizer: use stop_token_ids")
-        return params.resolve(
-            vocab_size=engine.loaded.vocab_size,
-            eos_token_ids=engine.loaded.eos_token_ids,
-            max_model_len=engine.max_model_len,
-            num_prompt_tokens=len(prompt.token_ids),
-        )
 
 
 def _progress_bar(total: int) -> Any:

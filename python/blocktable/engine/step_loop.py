@@ -1,15 +1,20 @@
 """Runs the steps: plan, forward, sample, commit, in turn, on the caller's thread.
 
-Before: `llm.py` adds requests and asks for steps. After: each request's outputs lie in its inbox. Always: after `step`,
-however it ended, no step is in flight; a request that was added ends exactly once. If anything but the model fails, or the
-caller interrupts, every request is aborted and every block is free before the exception goes on.
+Before: `llm.py` adds requests and asks for steps; `step_thread.py` does so on a thread of its own, for orders that others post.
+After: each request's outputs lie in its inbox. Always: after `step`, however it ended, no step is in flight; a request that was
+added ends exactly once. If anything but the model fails, or the caller interrupts, every request is aborted and every block is
+free before the exception goes on. Orders are carried out in the order of their posting, before a plan or before a commit and
+nowhere else.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,20 +24,25 @@ from numpy.typing import NDArray
 from .. import _core
 from .._core import Commit, Plan, Scheduler
 from ..errors import WrongStepError
-from ..sampling.params import ResolvedSampling
 from ..sampling.random_numbers import SeedSource
 from ..sampling.sampler import NO_TOKEN, Sampled, Sampler
 from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
+from .intake import Job
 from .live_request import Inbox, LiveRequest
 from .report import StepTimes
-from .request import Prompt
 from .running_rows import RunningRows
 
 logger = logging.getLogger("blocktable.engine")
 
 NO_STEP = 2**63 - 1
 """No step has this number: naming it makes the core say which one is in flight."""
+
+
+_OPEN: AbstractContextManager[Any] = nullcontext()
+
+Order = Callable[[], None]
+"""Something to be done between two crossings of the border, by whoever runs the steps. It raises nothing."""
 
 
 class Forward(Protocol):
@@ -84,39 +94,51 @@ class StepLoop:
         # Whoever has come to add or abort holds the gate until it has had its turn. A step passes through it first: a loop of
         # steps that lets go of `_turn` for a moment only would take it again before anybody else wakes up.
         self._gate = threading.Lock()
+        # Its `put` never waits, and may be called from a finalizer that runs in the middle of another `put`.
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._is_ordered = False  # an order is being carried out
 
     @property
     def has_unfinished(self) -> bool:
         """Whether a request was added that has not ended."""
         return self._num_live > 0
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to do: no request lives, and the rows of all that have ended are free."""
+        return not self._requests
+
     def add(
         self,
-        prompt: Prompt,
-        sampling: ResolvedSampling,
+        job: Job,
         inbox: Inbox,
         *,
         is_streamed: bool = False,
         arrived_ns: int | None = None,
+        request_id: str | None = None,
     ) -> int:
-        """Queue one request; returns its id. Its outputs go to `inbox`: one at its end, or, if it is streamed, one a token.
+        """Queue one request; returns its number. Its outputs go to `inbox`: one at its end, or, if it is streamed, one a token.
+        They call it `request_id`, or by its number.
 
         Raises what `Scheduler.submit` does: `InvalidInputError`, `NeverFitsError`, `QueueFullError`; nothing is queued then.
         """
-        with self._gate, self._turn:
+        with self._way_in, self._turn:
             self._mend()
             now_ns = time.perf_counter_ns()
+            prompt, sampling = job.prompt, job.sampling
             number = self.scheduler.submit(
                 prompt.array,
                 max_tokens=sampling.max_tokens,
                 min_tokens=sampling.min_tokens,
                 stop_token_ids=sampling.end_token_ids,
+                domain=job.wishes.tenant,
                 cache_salt=prompt.cache_salt,
                 now_us=now_ns // 1000,
             )
             needs_text = is_streamed or bool(sampling.stop)
             self._requests[number] = LiveRequest(
                 id=number,
+                request_id=str(number) if request_id is None else request_id,
                 prompt=prompt,
                 sampling=sampling,
                 seed=self._seeds.draw() if sampling.seed is None else sampling.seed,
@@ -130,7 +152,7 @@ class StepLoop:
 
     def abort(self, number: int) -> bool:
         """End a request in whatever state it is; false if it has ended already or never was."""
-        with self._gate, self._turn:
+        with self._way_in, self._turn:
             request = self._requests.get(number)
             if request is None or request.is_ended:
                 return False
@@ -138,8 +160,22 @@ class StepLoop:
             self._end(request, _core.END_ABORTED)
             return True
 
-    def step(self) -> None:
-        """Run one step: outputs go to the inboxes. With nothing to run it only tells ends.
+    def post(self, order: Order) -> None:
+        """Have `order` carried out by whoever runs the steps, before its next plan or commit. From any thread; never waits."""
+        self._orders.put(order)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Sleep until an order is posted, at most `timeout_s`, and carry it out."""
+        try:
+            order = self._orders.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        with self._turn:
+            self._mend()
+            self._carry_out(order)
+
+    def step(self) -> bool:
+        """Run one step: outputs go to the inboxes. With nothing to run it only tells ends, and returns false.
 
         A failure of the model is tried again, `max_step_retries` times in a row; then the requests of that step end with an
         error. Any other exception (`KeyboardInterrupt` among them) aborts all requests, frees everything and goes on.
@@ -149,7 +185,7 @@ class StepLoop:
         with self._turn:
             self._mend()
             try:
-                self._step()
+                return self._step()
             except BaseException:
                 # Noted before anything is called: a second interrupt may cut the clean-up short.
                 self._is_torn = True
@@ -187,12 +223,30 @@ class StepLoop:
                     self._publisher.drain(self.scheduler)
                     self._publisher.close()
 
+    @property
+    def _way_in(self) -> AbstractContextManager[Any]:
+        """The gate; not in an order, which has the turn already: whoever holds the gate may be waiting for that."""
+        return _OPEN if self._is_ordered else self._gate
+
+    def _carry_out(self, order: Order) -> None:
+        self._is_ordered = True
+        try:
+            order()
+        finally:
+            self._is_ordered = False
+
+    def _carry_out_all(self) -> None:
+        """The orders that have been posted, in order. Those that come meanwhile have to wait, so that this ends."""
+        for _ in range(self._orders.qsize()):
+            self._carry_out(self._orders.get_nowait())
+
     def _mend(self) -> None:
         """An earlier call was interrupted even while it cleaned up: do that now."""
         if self._is_torn:
             self.abandon()
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        self._carry_out_all()
         begun_ns = time.perf_counter_ns()
         plan = self.scheduler.plan(begun_ns // 1000)
         plan_ns = time.perf_counter_ns() - begun_ns
@@ -203,6 +257,7 @@ class StepLoop:
             self._settle()
         if self._publisher is not None:
             self._publisher.drain(self.scheduler)
+        return plan.num_seqs > 0
 
     def _run(self, plan: Plan, plan_ns: int) -> None:
         # A plan's arrays end with its commit: what is read later is copied here.
@@ -217,6 +272,8 @@ class StepLoop:
             self._survive(plan, error)
             return
         self._failures = 0
+        # Who left while the model ran is gone before its result comes.
+        self._carry_out_all()
         ids, starts = sampled.accepted()
         begun_ns = time.perf_counter_ns()
         done = self.scheduler.commit(plan.step, ids, starts, begun_ns // 1000)

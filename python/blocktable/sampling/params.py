@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from numbers import Real
 from typing import Any
 
@@ -44,7 +45,6 @@ NOT_SERVED: dict[str, object] = {
     "logits_processors": None,
     "logprob_token_ids": None,
     "logprobs": None,
-    "output_kind": None,
     "presence_penalty": 0.0,
     "prompt_logprobs": None,
     "repetition_detection": None,
@@ -57,6 +57,17 @@ NOT_SERVED: dict[str, object] = {
     "use_beam_search": False,
 }
 """Options of vLLM that are not served, with the value that leaves each off: that one is accepted, any other refused."""
+
+
+class RequestOutputKind(IntEnum):
+    """What each output of `AsyncLLM.generate` holds, by vLLM's names and numbers."""
+
+    CUMULATIVE = 0
+    """All tokens and all text so far."""
+    DELTA = 1
+    """What is new since the output before."""
+    FINAL_ONLY = 2
+    """There is one output, at the end, with everything."""
 
 
 @dataclass(frozen=True, init=False)
@@ -95,6 +106,8 @@ class SamplingParams:
     """The text leaves out special tokens."""
     detokenize: bool
     """False: no text, only token ids."""
+    output_kind: RequestOutputKind
+    """What the outputs of `AsyncLLM` hold. `LLM.generate` always gives the whole, `LLM.stream` always what is new."""
 
     def __init__(
         self,
@@ -113,6 +126,7 @@ class SamplingParams:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         detokenize: bool = True,
+        output_kind: RequestOutputKind | int | None = RequestOutputKind.CUMULATIVE,
         **others: object,
     ) -> None:
         _refuse_others(others, {field.name for field in fields(self)})
@@ -131,6 +145,7 @@ class SamplingParams:
             "include_stop_str_in_output": _flag("include_stop_str_in_output", include_stop_str_in_output),
             "skip_special_tokens": _flag("skip_special_tokens", skip_special_tokens),
             "detokenize": _flag("detokenize", detokenize),
+            "output_kind": _output_kind(output_kind),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -275,6 +290,12 @@ def _flag(field: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise InvalidInputError(field, value, "must be True or False")
     return value
+
+
+def _output_kind(value: Any) -> RequestOutputKind:
+    if value is None:
+        return RequestOutputKind.CUMULATIVE
+    return RequestOutputKind(_between("output_kind", _whole("output_kind", value), 0, len(RequestOutputKind) - 1))
 
 
 def _seed(value: Any) -> int | None:

@@ -21,6 +21,10 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """How a vocabulary with byte fallback spells the token of one byte."""
 
 
+LONG_TEXT = 4096
+"""Characters from which on a text is encoded with the interpreter released, which costs some 50 us more."""
+
+
 class LoadedTokenizer(Protocol):
     """The part of a transformers tokenizer that is read."""
 
@@ -71,7 +75,12 @@ class Tokenizer:
         Raises `UnicodeEncodeError` for a text with lone surrogates: the caller knows which prompt it was.
         """
         text.encode()
-        ids: list[int] = self._native.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT:
+            encoding = self._native.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            # Of the native tokenizer's ways only those for batches let other threads run meanwhile.
+            [encoding] = self._native.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

@@ -1,0 +1,109 @@
+"""What a caller brings, read and checked against one engine: prompts and parameters become jobs.
+
+Before: `llm.py` and `async_llm.py` have arguments of any kind. After: `step_loop.py` queues a `Job`. Always: all jobs of a call
+are right, or none is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidInputError
+from ..sampling.params import ResolvedSampling, SamplingParams
+from .request import Prompt, read_chats, read_prompts
+
+if TYPE_CHECKING:
+    from .build import Engine
+
+MAX_TENANT_LENGTH = 256  # characters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """How a request wants to be treated beside others. Every door takes these; what stands here is checked."""
+
+    tenant: str | None = None
+    """Whose it is. It shares cached blocks with the same tenant only (it is the domain of its keys)."""
+
+    def __post_init__(self) -> None:
+        tenant = self.tenant
+        if tenant is None:
+            return
+        if not isinstance(tenant, str) or not 1 <= len(tenant) <= MAX_TENANT_LENGTH:
+            raise InvalidInputError("tenant", tenant, f"must be a text of 1..{MAX_TENANT_LENGTH} characters")
+
+
+NO_WISHES = Wishes()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt, how its answer is sampled, and how it is treated."""
+
+    prompt: Prompt
+    sampling: ResolvedSampling
+    wishes: Wishes = NO_WISHES
+
+
+class Intake:
+    """Reads for one engine. Keeps nothing; safe to call from several threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._tokenizer = engine.tokenizer
+        self._vocab_size = engine.loaded.vocab_size
+        self._eos_token_ids = engine.loaded.eos_token_ids
+        self._max_model_len = engine.max_model_len
+
+    def read(self, prompts: Any) -> list[Prompt]:
+        """See `read_prompts`."""
+        return read_prompts(prompts, encoder=self._tokenizer, vocab_size=self._vocab_size)
+
+    def read_chats(self, messages: Any, *, add_generation_prompt: bool) -> list[Prompt]:
+        """See `request.read_chats`."""
+        return read_chats(
+            messages,
+            renderer=self._tokenizer,
+            vocab_size=self._vocab_size,
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def job(self, prompt: Any, params: Any, wishes: Wishes) -> Job:
+        """The job of one prompt. Raises `InvalidInputError`."""
+        return self.only_job(prompt, self.read(prompt), params, wishes)
+
+    def only_job(self, given: Any, prompts: Sequence[Prompt], params: Any, wishes: Wishes = NO_WISHES) -> Job:
+        """The job of the one prompt that was read from `given`; several are refused."""
+        if len(prompts) != 1:
+            raise InvalidInputError("prompt", given, "must be one prompt")
+        [job] = self.jobs(prompts, params, wishes)
+        return job
+
+    def jobs(self, prompts: Sequence[Prompt], params: Any, wishes: Wishes = NO_WISHES) -> list[Job]:
+        """Each prompt with its own resolved parameters: one for all, or one for each."""
+        if params is None or isinstance(params, SamplingParams):
+            every = [params or SamplingParams()] * len(prompts)
+        elif isinstance(params, Sequence) and not isinstance(params, str | bytes):
+            every = list(params)
+        else:
+            raise InvalidInputError("sampling_params", params, "must be SamplingParams, or one for each prompt")
+        if len(every) != len(prompts):
+            raise InvalidInputError(
+                "sampling_params", f"{len(every)} for {len(prompts)} prompts", "must be one for each prompt"
+            )
+        return [
+            Job(prompt, self._resolve(place, prompt, one), wishes) for place, (prompt, one) in enumerate(zip(prompts, every))
+        ]
+
+    def _resolve(self, place: int, prompt: Prompt, params: Any) -> ResolvedSampling:
+        if not isinstance(params, SamplingParams):
+            raise InvalidInputError(f"sampling_params[{place}]", params, "must be SamplingParams")
+        if params.stop and self._tokenizer is None:
+            raise InvalidInputError("stop", params.stop, "this engine has no tokenizer: use stop_token_ids")
+        return params.resolve(
+            vocab_size=self._vocab_size,
+            eos_token_ids=self._eos_token_ids,
+            max_model_len=self._max_model_len,
+            num_prompt_tokens=len(prompt.token_ids),
+        )

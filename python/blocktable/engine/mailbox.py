@@ -1,0 +1,177 @@
+"""What waits for one reader: at most one output, into which those that come later are merged.
+
+Before: the step loop hands outputs to a mailbox, step by step; `Outbox` holds a step's until it has gone well. After: a reader
+on an event loop, or on a thread, takes what there is, whenever it comes. Always: a reader, however slow, holds up nobody; what
+waits for it is never more than its request's text and tokens; it is told of the end exactly once, by an output or by an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+
+from ..sampling.params import RequestOutputKind
+from .outputs import RequestOutput
+
+
+class Mailbox:
+    """Of one request. The step thread puts, one reader takes."""
+
+    def __init__(self, outbox: Outbox, request_id: str, kind: RequestOutputKind) -> None:
+        self.request_id = request_id
+        self._outbox = outbox
+        self.kind = kind
+        self._lock = threading.Lock()
+        self._latest: RequestOutput | None = None  # not taken yet
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._error: Exception | None = None
+        self._is_ended = False
+        self._is_called = False  # the reader was woken and has not come yet
+
+    def append(self, output: RequestOutput) -> None:
+        """One more output of a step that is not over yet: see `Outbox.deliver`."""
+        self._outbox.hold(self, output)
+
+    def put(self, output: RequestOutput) -> bool:
+        """Merge one more output; returns whether the reader has to be woken. After the end it is dropped."""
+        answer = output.outputs[0]
+        with self._lock:
+            if self._is_ended:
+                return False
+            self._pieces.append(answer.text)
+            self._token_ids.extend(answer.token_ids)
+            self._latest = output
+            self._is_ended = output.finished
+            return self._call()
+
+    def fail(self, error: Exception) -> bool:
+        """End it with an error, which the reader meets next; returns whether the reader has to be woken. After the end it does
+        nothing."""
+        with self._lock:
+            if self._is_ended:
+                return False
+            self._latest = None
+            self._error = error
+            self._is_ended = True
+            return self._call()
+
+    def take(self) -> RequestOutput | None:
+        """What came since the last time as one output, or None. Raises the error that ended it."""
+        with self._lock:
+            self._is_called = False
+            if self._error is not None:
+                raise self._error
+            output, self._latest = self._latest, None
+            if output is None:
+                return None
+            answer = output.outputs[0]
+            answer.text = "".join(self._pieces)
+            answer.token_ids = self._token_ids
+            # The reader's own list: it may keep it, or change it.
+            self._pieces, self._token_ids = (
+                ([answer.text], self._token_ids.copy()) if self.kind is not RequestOutputKind.DELTA else ([], [])
+            )
+            return output
+
+    def _call(self) -> bool:
+        is_first, self._is_called = not self._is_called, True
+        return is_first
+
+    def wake(self) -> None:
+        """Wake the reader, where it is."""
+        raise NotImplementedError
+
+
+class AsyncMailbox(Mailbox):
+    """Its reader waits on the event loop that it was made on."""
+
+    def __init__(self, outbox: Outbox, request_id: str, kind: RequestOutputKind) -> None:
+        super().__init__(outbox, request_id, kind)
+        self.event_loop = asyncio.get_running_loop()
+        self._bell = asyncio.Event()
+
+    async def get(self) -> RequestOutput:
+        """What comes next. Raises the error that ended it."""
+        while True:
+            # Nothing is awaited between this and the wait, and the bell rings on this event loop only: no call is lost.
+            self._bell.clear()
+            output = self.take()
+            if output is not None:
+                return output
+            await self._bell.wait()
+
+    def wake(self) -> None:
+        """On its event loop only."""
+        self._bell.set()
+
+
+class BlockingMailbox(Mailbox):
+    """Its reader is a thread that sleeps."""
+
+    def __init__(self, outbox: Outbox, request_id: str, kind: RequestOutputKind) -> None:
+        super().__init__(outbox, request_id, kind)
+        self._bell = threading.Event()
+
+    def get(self) -> RequestOutput:
+        """What comes next. Raises the error that ended it."""
+        while True:
+            self._bell.clear()
+            output = self.take()
+            if output is not None:
+                return output
+            self._bell.wait()
+
+    def wake(self) -> None:
+        """From any thread."""
+        self._bell.set()
+
+
+class Outbox:
+    """The outputs of the step under way. Used by the step thread alone, but for `ring`."""
+
+    def __init__(self, on_lost: Callable[[Mailbox], None]) -> None:
+        """`on_lost` gets those whose reader can never come: its event loop is closed."""
+        self._held: list[tuple[Mailbox, RequestOutput]] = []
+        self._on_lost = on_lost
+
+    def hold(self, mailbox: Mailbox, output: RequestOutput) -> None:
+        """Keep an output until its step has gone well."""
+        self._held.append((mailbox, output))
+
+    def drop(self) -> None:
+        """The step went wrong: nobody sees what it brought."""
+        self._held.clear()
+
+    def deliver(self, on_end: Callable[[Mailbox], None]) -> None:
+        """The step went well: give everybody theirs, and wake each event loop once. `on_end` gets those that have ended, before
+        their readers can know."""
+        held, self._held = self._held, []
+        called = []
+        for mailbox, output in held:
+            if output.finished:
+                on_end(mailbox)
+            if mailbox.put(output):
+                called.append(mailbox)
+        self.ring(called)
+
+    def ring(self, mailboxes: Iterable[Mailbox]) -> None:
+        """Wake the readers of these."""
+        together: dict[asyncio.AbstractEventLoop, list[Mailbox]] = {}
+        for mailbox in mailboxes:
+            if isinstance(mailbox, AsyncMailbox):
+                together.setdefault(mailbox.event_loop, []).append(mailbox)
+            else:
+                mailbox.wake()
+        for event_loop, sleepers in together.items():
+            try:
+                event_loop.call_soon_threadsafe(_wake_all, sleepers)
+            except RuntimeError:  # it is closed
+                for mailbox in sleepers:
+                    self._on_lost(mailbox)
+
+
+def _wake_all(mailboxes: Iterable[Mailbox]) -> None:
+    for mailbox in mailboxes:
+        mailbox.wake()
