@@ -214,6 +214,7 @@ def _make_scheduler(config: EngineConfig, loaded: LoadedModel, windows: list[int
         groups=windows,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_partial_hits=config.enable_partial_hits,
+        pin_budget=config.pin_budget,
         hash_algorithm=config.hash_algorithm,
         event_buffer_size=0 if config.kv_events_config is None else config.kv_events_config.records,
     )

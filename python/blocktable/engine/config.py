@@ -75,6 +75,8 @@ class EngineConfig:
     enable_partial_hits: bool = True
     """In the block in which a prompt departs from what is cached, copy the rows that it shares, from a quarter of a block on;
     hits are compared token by token. No effect without prefix caching, or on a model with windows or groups of layers."""
+    pin_budget: int = 0
+    """Blocks that the pins of `LLM.pin` may hold together, at most; below the number of usable blocks."""
     hash_algorithm: str = "sha256"
     """What names KV blocks: `sha256` or `blake3` over our own encoding; `sha256_cbor` or `vllm_sha256`, byte for byte vLLM's
     `sha256_cbor` and `sha256`, for routers that know those."""
@@ -109,6 +111,7 @@ class EngineConfig:
         _need_int("max_waiting", self.max_waiting, 1, 2**24)
         _need_bool("enable_prefix_caching", self.enable_prefix_caching)
         _need_bool("enable_partial_hits", self.enable_partial_hits)
+        _need_int("pin_budget", self.pin_budget, 0, MAX_NUM_BLOCKS)
         _need_one_of("hash_algorithm", self.hash_algorithm, HASH_ALGORITHMS)
         _need_int("long_prefill_threshold", self.long_prefill_threshold, 0, 2**27)
         _need_int("max_preemptions", self.max_preemptions, 0, 2**16)

@@ -60,14 +60,9 @@ class Intake:
         """See `read_prompts`."""
         return read_prompts(prompts, encoder=self._tokenizer, vocab_size=self._vocab_size)
 
-    def read_chats(self, messages: Any, *, add_generation_prompt: bool) -> list[Prompt]:
-        """See `request.read_chats`."""
-        return read_chats(
-            messages,
-            renderer=self._tokenizer,
-            vocab_size=self._vocab_size,
-            add_generation_prompt=add_generation_prompt,
-        )
+    def read_chats(self, messages: Any, **said: Any) -> list[Prompt]:
+        """See `request.read_chats`, also for what may be said beside the messages."""
+        return read_chats(messages, renderer=self._tokenizer, vocab_size=self._vocab_size, **said)
 
     def job(self, prompt: Any, params: Any, wishes: Wishes) -> Job:
         """The job of one prompt. Raises `InvalidInputError`."""

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from .._core import Scheduler
 from ..errors import InvalidInputError
+from ..retention import KvCacheRetentionConfig
 from ..sampling.params import SamplingParams
 from .batch import Batch, Stream
 from .build import Engine, build_engine
@@ -57,7 +58,8 @@ class LLM:
         """Answer every prompt; the results stand in the order of the prompts.
 
         `prompts`: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those; a dictionary may have a
-        `cache_salt`, and shares cached blocks only with equal salts. `sampling_params`: one for all, or one for each
+        `cache_salt`, and shares cached blocks only with equal salts, and a `kv_cache_retention_config`
+        (`blocktable.retention`), which says how long its blocks stay cached. `sampling_params`: one for all, or one for each
         prompt. Raises `InvalidInputError` or `NeverFitsError` for any bad one, before any runs.
         """
         intake = self._open.intake
@@ -70,10 +72,20 @@ class LLM:
         use_tqdm: bool = False,
         *,
         add_generation_prompt: bool = True,
+        cache_salt: str | None = None,
+        kv_cache_retention_config: KvCacheRetentionConfig | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation (a list of messages with `role` and `content`) or a list of them, as `generate` does."""
+        """Answer one conversation (a list of messages with `role` and `content`) or a list of them, as `generate` does.
+
+        `cache_salt` and `kv_cache_retention_config` are those of every prompt of the call.
+        """
         intake = self._open.intake
-        prompts = intake.read_chats(messages, add_generation_prompt=add_generation_prompt)
+        prompts = intake.read_chats(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            cache_salt=cache_salt,
+            kv_cache_retention_config=kv_cache_retention_config,
+        )
         return self._run(intake.jobs(prompts, sampling_params), use_tqdm)
 
     def stream(self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None) -> Stream:
@@ -92,10 +104,17 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         add_generation_prompt: bool = True,
+        cache_salt: str | None = None,
+        kv_cache_retention_config: KvCacheRetentionConfig | None = None,
     ) -> Stream:
         """As `stream`, for one conversation or a list of them."""
         intake = self._open.intake
-        prompts = intake.read_chats(messages, add_generation_prompt=add_generation_prompt)
+        prompts = intake.read_chats(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            cache_salt=cache_salt,
+            kv_cache_retention_config=kv_cache_retention_config,
+        )
         return self._stream(intake.jobs(prompts, sampling_params))
 
     def add_request(self, prompt: Any, sampling_params: SamplingParams | None = None) -> str:
@@ -130,6 +149,22 @@ class LLM:
         engine = self._open
         stats, sizing = engine.loop.scheduler.stats(), engine.sizing
         return make_report(stats, engine.loop.times, block_size=sizing.block_size, bytes_per_block=sizing.bytes_per_block)
+
+    def pin(self, prompt: Any) -> tuple[int, int]:
+        """Hold the longest cached prefix of one prompt, in whole blocks, until `unpin`: nothing evicts it.
+
+        Returns the pin's number and the tokens that it holds. `prompt` as in `generate`, its `cache_salt` included. Raises
+        `PinBudgetError` (needed, pinned, budget: blocks) if all pins would hold more than `pin_budget` blocks,
+        `OutOfBlocksError`, or `InvalidInputError`, also if nothing of it is cached; nothing changes then.
+        """
+        prompts = self._open.intake.read(prompt)
+        if len(prompts) != 1:
+            raise InvalidInputError("prompt", prompt, "must be one prompt")
+        return self._open.loop.pin(prompts[0])
+
+    def unpin(self, pin: int) -> None:
+        """Give the blocks of a pin back. Raises `InvalidInputError` if there is no such pin any more."""
+        self._open.loop.unpin(pin)
 
     def reset_prefix_cache(self) -> int:
         """Forget cached prefixes that no running request uses; returns how many blocks forgot theirs."""

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInputError, UnknownOptionError
+from ..retention import KvCacheRetentionConfig
 
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "kv_cache_retention_config")
 
 
 class Encoder(Protocol):
@@ -46,17 +47,30 @@ class Prompt:
     """The same ids, for the caller and for text."""
     cache_salt: str | None = None
     """Only prompts with the same salt share its cached blocks."""
+    retention: Sequence[tuple[int, int | None, int, int | None]] = ()
+    """What its blocks are worth once they are free, as `Scheduler.submit` takes it, which checks every bound."""
 
     @classmethod
     def of(cls, text: str | None, array: NDArray[np.int32]) -> Prompt:
         """The prompt of these ids."""
         return cls(text, array, array.tolist())
 
+    def cached_as(self, field: str, cache_salt: Any, retention: Any) -> Prompt:
+        """The same prompt with a salt and a `KvCacheRetentionConfig`, where they are not None. Raises `InvalidInputError`."""
+        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+            raise InvalidInputError(f"{field}.cache_salt", cache_salt, "must be a text that is not empty")
+        if retention is None:
+            return replace(self, cache_salt=cache_salt)
+        if not isinstance(retention, KvCacheRetentionConfig):
+            bound = "must be a blocktable.retention.KvCacheRetentionConfig"
+            raise InvalidInputError(f"{field}.kv_cache_retention_config", retention, bound)
+        return replace(self, cache_salt=cache_salt, retention=retention.ranges(len(self.token_ids)))
+
 
 def read_prompts(prompts: Any, *, encoder: Encoder | None, vocab_size: int) -> list[Prompt]:
     """The prompts of one call, in order: a text, a dictionary with `prompt` or `prompt_token_ids`, or a sequence of those.
 
-    A dictionary may have a `cache_salt` too.
+    A dictionary may have a `cache_salt` and a `kv_cache_retention_config` too.
 
     Raises `InvalidInputError` naming the prompt (`prompts[3].prompt_token_ids`), the value and the bound; reads all of
     them or none.
@@ -77,10 +91,8 @@ def _read_prompt(field: str, prompt: Any, encoder: Encoder | None, vocab_size: i
     for key, value in prompt.items():
         if key not in PROMPT_KEYS:
             raise UnknownOptionError(f"{field}.{key}", value, [f"{field}.{known}" for known in PROMPT_KEYS])
-    salt = prompt.get("cache_salt")
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise InvalidInputError(f"{field}.cache_salt", salt, "must be a text that is not empty")
-    return replace(_read_dictionary(field, prompt, encoder, vocab_size), cache_salt=salt)
+    read = _read_dictionary(field, prompt, encoder, vocab_size)
+    return read.cached_as(field, prompt.get("cache_salt"), prompt.get("kv_cache_retention_config"))
 
 
 def _read_dictionary(field: str, prompt: Mapping[str, Any], encoder: Encoder | None, vocab_size: int) -> Prompt:
@@ -108,9 +120,15 @@ def _encode(field: str, text: str, encoder: Encoder | None, vocab_size: int) -> 
 
 
 def read_chats(
-    messages: Any, *, renderer: Renderer | None, vocab_size: int, add_generation_prompt: bool = True
+    messages: Any,
+    *,
+    renderer: Renderer | None,
+    vocab_size: int,
+    add_generation_prompt: bool = True,
+    cache_salt: str | None = None,
+    kv_cache_retention_config: KvCacheRetentionConfig | None = None,
 ) -> list[Prompt]:
-    """The prompts of one conversation (a list of messages), or of a list of conversations.
+    """The prompts of one conversation (a list of messages), or of a list of conversations; all with one salt and one retention.
 
     Raises `InvalidInputError`; special tokens come from the chat template alone.
     """
@@ -134,7 +152,8 @@ def read_chats(
             token_ids = renderer.encode(text, add_special_tokens=False)
         except UnicodeEncodeError as error:
             raise InvalidInputError(field, text, f"must be valid Unicode: {error.reason} at {error.start}") from None
-        prompts.append(Prompt.of(text, read_token_ids(field, token_ids, vocab_size)))
+        prompt = Prompt.of(text, read_token_ids(field, token_ids, vocab_size))
+        prompts.append(prompt.cached_as("chat", cache_salt, kv_cache_retention_config))
     return prompts
 
 

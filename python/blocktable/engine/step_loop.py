@@ -31,6 +31,7 @@ from ..text.tokenizer import Tokenizer
 from .intake import Job
 from .live_request import Inbox, LiveRequest
 from .report import StepTimes
+from .request import Prompt
 from .running_rows import RunningRows
 
 logger = logging.getLogger("blocktable.engine")
@@ -133,6 +134,7 @@ class StepLoop:
                 stop_token_ids=sampling.end_token_ids,
                 domain=job.wishes.tenant,
                 cache_salt=prompt.cache_salt,
+                retention=prompt.retention,
                 now_us=now_ns // 1000,
             )
             needs_text = is_streamed or bool(sampling.stop)
@@ -204,6 +206,16 @@ class StepLoop:
             self._settle()
             self._failures = 0
             self._is_torn = False
+
+    def pin(self, prompt: Prompt) -> tuple[int, int]:
+        """Hold the cached prefix of a prompt; returns what `Scheduler.pin` does, and raises what it raises."""
+        with self._gate, self._turn:
+            return self.scheduler.pin(prompt.array, cache_salt=prompt.cache_salt)
+
+    def unpin(self, pin: int) -> None:
+        """Give a pin back. Raises `InvalidInputError` if there is no such pin any more."""
+        with self._gate, self._turn:
+            self.scheduler.unpin(pin)
 
     def reset_prefix_cache(self) -> int:
         """Forget cached prefixes that no running request uses; returns how many blocks forgot theirs."""
