@@ -4,7 +4,7 @@ Everything here works without torch. Arrays are numpy views into memory owned by
 those of a plan are valid until the commit or failure of its step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -24,6 +24,10 @@ END_ABORTED: int
 """`Scheduler.abort` was called."""
 END_ABORTED_CAPACITY: int
 """Alone in the pool and still not fitting."""
+END_ABORTED_DEADLINE: int
+"""It lived at its `deadline_us`."""
+END_REFUSED_QUEUE_DEADLINE: int
+"""It was not admitted before its `queue_deadline_us`."""
 
 _Range = tuple[int, int, str]
 """(start, end, text): tokens start..end - 1."""
@@ -42,6 +46,12 @@ class Scheduler:
     `groups` has an entry for each group of layers (1..16): None if its queries see everything before them, else how many rows
     they see, their own the last of them; without it there is one that sees everything. All groups share the pool; a block
     out of sight of a sequence's next query is given back.
+
+    `policy` orders the waiting requests: fcfs; priority (`ageing_us` of waiting count as one priority); fair (the tenant that
+    was served least, by weight, first); deadline (the earliest first, none ordered later than `latest_deadline_us` after its
+    submission); prefix (the longest cached prefix first, inside bands of `prefix_band` arrivals). At most `max_pass`
+    smaller requests are admitted before one that does not fit. `tenants` has a dict for each tenant that has rules of its own,
+    `other_tenants` one for all others; keys: weight (1 to 4096, for policy fair).
     """
 
     def __new__(
@@ -66,6 +76,13 @@ class Scheduler:
         event_buffer_size: int = 0,
         pin_budget: int = 0,
         enable_partial_hits: bool = False,
+        policy: str = "fcfs",
+        ageing_us: int = 1000000,
+        latest_deadline_us: int = 60000000,
+        prefix_band: int = 1024,
+        max_pass: int = 8,
+        tenants: Mapping[str, Mapping[str, int]] | None = None,
+        other_tenants: Mapping[str, int] | None = None,
     ) -> Scheduler: ...
     def submit(
         self,
@@ -80,6 +97,10 @@ class Scheduler:
         cache_salt: str | Sequence[_Range] | None = None,
         media: Sequence[_Range] = (),
         retention: Sequence[tuple[int, int | None, int, int | None]] = (),
+        priority: int = 0,
+        tenant: str | None = None,
+        queue_deadline_us: int | None = None,
+        deadline_us: int | None = None,
         now_us: int = 0,
     ) -> int:
         """Queue one request; returns its id, which is never given again.
@@ -95,6 +116,10 @@ class Scheduler:
         evicted by (priority 0 to 100, recency); the default is 35. A block is worth the highest priority of every range that
         ends behind its start, for the longest of their times without a hit; then it is worth the default.
         `blocktable.retention.KvCacheRetentionConfig` makes them with TensorRT-LLM's names.
+
+        Its turn. `priority`, -1000 to 1000, only with policy priority: lower goes first. `tenant`: whose share it uses; without
+        it, its `domain`. On the clock of `now_us`: a request that was not admitted by `queue_deadline_us` ends as
+        refused, and one that lives at `deadline_us` as aborted, wherever it is; plans report both among `ended`.
 
         `stop_token_ids` holds every id that ends the text (the model's own end ids too, unless they are to be ignored);
         they are not looked at before `min_tokens` outputs. Raises `InvalidInputError` (field, value, bound),

@@ -13,7 +13,7 @@ import numpy as np
 from .. import _core
 from .._core import Commit, Plan, Scheduler
 from .clock import Samples
-from .load import BLOCK_SIZE, VOCAB_SIZE, Answers, age, prompt_rows
+from .load import BLOCK_SIZE, VOCAB_SIZE, Answers, Ids, age, prompt_rows
 from .row import Row, check
 
 PROMPT = 513
@@ -22,6 +22,12 @@ WARM_UP = 4
 """Steps after each beginning that are not timed."""
 LEAST_ROWS_TO_AGE = 32
 """With fewer sequences side by side a pool does not get shuffled."""
+EXPIRIES = 100
+"""Requests whose queue deadline passes in each step of `expiries`, as many as arrive."""
+TENANTS = 16
+"""Requests belong to so many in turn; only policy fair looks at it."""
+HEAD = "head"
+"""Tenant of the request that is retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class Episode:
         self._lasts = self._length()
         self._left = 0
         self._live: list[int] = []
+        self._now = 0
+        self._submitted = 0
         self._scheduler: Scheduler | None = None
         if case.case == "head_retried":
             self._rows, self.num_blocks = case.running + 1, self._tight_pool()
@@ -70,12 +78,12 @@ class Episode:
         for i in range(steps):
             scheduler = self._ready()
             cpu, wall = thread_time_ns(), perf_counter_ns()
-            plan = scheduler.plan(0)
+            plan = scheduler.plan(self._now)
             wall_ns[i], plan_ns[i] = perf_counter_ns() - wall, thread_time_ns() - cpu
             wanted = len(plan.sample_rows)
             ids, starts = self._answers.of_step(plan.step)[:wanted], self._answers.starts[: wanted + 1]
             cpu, wall = thread_time_ns(), perf_counter_ns()
-            done = scheduler.commit(plan.step, ids, starts, 0)
+            done = scheduler.commit(plan.step, ids, starts, self._now)
             wall_ns[i] += perf_counter_ns() - wall
             commit_ns[i] = thread_time_ns() - cpu
             finishes += len(done.ended)
@@ -106,7 +114,9 @@ class Episode:
         turnover = int(self.case.case == "turnover")
         for _ in range(2 * BLOCK_SIZE + 1):
             self._prepare(scheduler)
-            plan = scheduler.plan(0)
+            plan = scheduler.plan(self._now)
+            if self.case.case == "expiries":
+                check(holds=len(plan.ended) == EXPIRIES, what=f"{EXPIRIES} expire, found {len(plan.ended)}")
             self._check_plan(plan, last)
             done = self._answers.commit(scheduler, plan)
             last = dict(zip(plan.sample_requests.tolist(), self._answers.of_step(plan.step).tolist()))
@@ -147,15 +157,19 @@ class Episode:
         return scheduler
 
     def _prepare(self, scheduler: Scheduler) -> None:
-        """What happens between two steps: the pause, and in `turnover` one arrival."""
+        """What happens between two steps: the pause, in `turnover` one arrival, in `expiries` as many as end in the step."""
+        self._now += 1
         if self.case.case == "turnover":
-            self._live.append(scheduler.submit(prompt_rows(1, PROMPT, self._rng)[0], max_tokens=self.case.running))
+            self._submit(scheduler, prompt_rows(1, PROMPT, self._rng)[0], self.case.running)
+        if self.case.case == "expiries":
+            for prompt in prompt_rows(EXPIRIES, PROMPT, self._rng):
+                self._submit(scheduler, prompt, 1, queue_deadline_us=self._now + self.case.waiting // EXPIRIES)
         if self.case.gap_ms:
             sleep(self.case.gap_ms / 1000)
 
     def _step(self, scheduler: Scheduler) -> Commit:
         """Plan and commit with nobody watching."""
-        return self._answers.commit(scheduler, scheduler.plan(0))
+        return self._answers.commit(scheduler, scheduler.plan(self._now))
 
     def _begin(self) -> Scheduler:
         """End what runs, and bring a new set of requests to their first decode step."""
@@ -163,7 +177,7 @@ class Episode:
         scheduler = self._end() if keep and self._scheduler is not None else self._new_scheduler()
         self._scheduler = scheduler
         self._submit_running(scheduler)
-        while (plan := scheduler.plan(0)).num_tokens != plan.num_seqs:
+        while (plan := scheduler.plan(self._now)).num_tokens != plan.num_seqs:
             self._answers.commit(scheduler, plan)
         self._answers.commit(scheduler, plan)
         self._submit_waiting(scheduler)
@@ -179,7 +193,7 @@ class Episode:
         for request in self._live:
             scheduler.abort(request)
         self._live.clear()
-        scheduler.plan(0)  # takes the ends note of; nothing is left to run
+        scheduler.plan(self._now)  # takes the ends note of; nothing is left to run
         return scheduler
 
     def _new_scheduler(self) -> Scheduler:
@@ -193,7 +207,10 @@ class Episode:
             max_num_seqs=self._rows,
             # All prompts in one step, so that phases are as named; with 8,192 sequences in two.
             max_num_batched_tokens=min(1 << 22, self._rows * (PROMPT + BLOCK_SIZE)),
-            max_waiting=case.waiting + 4 * self._rows + 64,
+            max_waiting=case.waiting + 4 * self._rows + 2 * EXPIRIES + 64,
+            policy=case.policy,
+            max_pass=0,
+            tenants={HEAD: {"weight": 4096}},  # the first by name: of equal counters its own is the lowest
         )
         self._live.clear()
         if case.pool == "aged":
@@ -207,7 +224,7 @@ class Episode:
             length = PROMPT + (i % BLOCK_SIZE if case.phase == "spread" else 0)
             # In `turnover` the first ends at the second decode step, the next one step later, and so on.
             output = i + 3 if case.case == "turnover" else self._lasts + WARM_UP + 4
-            self._live.append(scheduler.submit(prompt[:length], max_tokens=output))
+            self._submit(scheduler, prompt[:length], output)
 
     def _submit_waiting(self, scheduler: Scheduler) -> None:
         case = self.case
@@ -215,11 +232,38 @@ class Episode:
             return
         if case.case == "head_retried":
             head = (len(scheduler.free_queue()) + 1) * BLOCK_SIZE
-            self._live.append(scheduler.submit(prompt_rows(1, head, self._rng)[0], max_tokens=1))
+            self._submit(scheduler, prompt_rows(1, head, self._rng)[0], 1, is_head=True)
         behind = case.waiting - int(case.case == "head_retried")
         output = case.running if case.case == "turnover" else 1
-        for prompt in prompt_rows(behind, PROMPT, self._rng):
-            self._live.append(scheduler.submit(prompt, max_tokens=output))
+        for i, prompt in enumerate(prompt_rows(behind, PROMPT, self._rng)):
+            due = self._now + 1 + i // EXPIRIES if case.case == "expiries" else None
+            self._submit(scheduler, prompt, output, queue_deadline_us=due)
+
+    def _submit(
+        self,
+        scheduler: Scheduler,
+        prompt: Ids,
+        output: int,
+        *,
+        is_head: bool = False,
+        queue_deadline_us: int | None = None,
+    ) -> None:
+        """Queue one request with what the policies order by; the head goes first by all of them."""
+        self._submitted += 1
+        number, policy = self._submitted, self.case.policy
+        priority = -1 if is_head else number % 5
+        due = self._now + 900_000 + (0 if is_head else 1 + number * 7919 % 100_000)
+        self._live.append(
+            scheduler.submit(
+                prompt,
+                max_tokens=output,
+                priority=priority if policy == "priority" else 0,
+                tenant=HEAD if is_head else f"tenant {number % TENANTS}",
+                queue_deadline_us=queue_deadline_us,
+                deadline_us=due if policy == "deadline" else None,
+                now_us=self._now,
+            )
+        )
 
     def _length(self) -> int:
         """Steps before an episode begins again."""

@@ -24,6 +24,8 @@ SUMMARY = """Plan and commit decode steps: us a step, with their tail, and what 
 case      steady: every sequence gets one token, nobody comes or goes
           head_retried: rows are free, but the first of the waiting does not fit and is tried again each step
           turnover: one finish and one admission (a prompt of 513 tokens) a step
+          expiries: rows are all taken, and 100 of the waiting pass their queue deadline in every step, as many as arrive
+policy    fcfs, priority (5 of them), fair (16 tenants), deadline, prefix (all waiting are cold)
 pool      fresh, or aged: full of cached content, its free queue shuffled
 phase     spread: every step 1/16 of the sequences need a new block; aligned: all need it in the same step
 gap_ms    a pause before each step, which lets the caches go cold
@@ -31,16 +33,18 @@ floor_us  an empty loop with the same median: what the machine itself adds to th
 
 Times are CPU time of the thread (one reading costs clock_ns); wall_step_us is wall time. Without options a small set of
 rows is run; with any of the options that name rows, all their combinations. A quantile that has too few steps behind it
-is null: p9999 needs --steps 10000. allocs_per_step is null in a build that does not count. Rows with expiries come with
-deadlines."""
+is null: p9999 needs --steps 10000. allocs_per_step is null in a build that does not count."""
 
 TABLE = (
-    "running", "waiting", "case", "pool", "phase", "gap_ms", "plan_us_p50", "commit_us_p50", "step_us_p50", "step_us_p99",
+    "running", "waiting", "case", "policy", "pool", "phase", "gap_ms", "plan_us_p50",
+    "commit_us_p50", "step_us_p50", "step_us_p99",
     "step_us_p999", "step_us_max", "wall_step_us_p50", "floor_us_p99", "floor_us_p999", "ns_per_seq", "finishes_per_step",
     "gc_objects_per_step", "allocs_per_step", "peer", "peer_step_us_p50", "ratio_step_us_p50",
 )  # fmt: skip
 """Columns of the table for people; the JSON lines have all."""
 
+
+POLICIES = ("fcfs", "priority", "fair", "deadline", "prefix")
 
 DEFAULT_SET = (
     Case(1),
@@ -53,6 +57,8 @@ DEFAULT_SET = (
     Case(1024, waiting=10_000, case="head_retried"),
     Case(1024, case="turnover"),
     Case(1024, waiting=10_000, case="turnover"),
+    Case(1024, waiting=10_000, case="expiries"),
+    *(Case(1024, waiting=10_000, policy=policy) for policy in POLICIES[1:]),
     Case(1024, gap_ms=10),
 )
 
@@ -61,8 +67,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Which rows, and how long."""
     parser.add_argument("--running", type=count, nargs="+", help="sequences that decode (1 32 256 1024 8192)")
     parser.add_argument("--waiting", type=count_or_zero, nargs="+", help="requests that wait behind them (0 10000)")
-    parser.add_argument("--case", choices=["steady", "head_retried", "turnover"], nargs="+")
-    parser.add_argument("--policy", choices=["fcfs"], nargs="+")
+    parser.add_argument("--case", choices=["steady", "head_retried", "turnover", "expiries"], nargs="+")
+    parser.add_argument("--policy", choices=POLICIES, nargs="+")
     parser.add_argument("--pool", choices=["fresh", "aged"], nargs="+")
     parser.add_argument("--phase", choices=["spread", "aligned"], nargs="+")
     parser.add_argument("--gap-ms", type=count_or_zero, nargs="+", help="pause before each step (0 10)")
@@ -76,7 +82,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     peers = [row for row in read_peer_rows(options.peer_json) if row.get("caching", True)]
     steps, blocks = (64, 20_000) if options.smoke else (options.steps, options.blocks)
     for case in _cases(options):
-        if case.case == "head_retried" and case.waiting == 0:
+        if case.case in ("head_retried", "expiries") and case.waiting == 0:
             print(f"left out, nobody waits: {case}", file=sys.stderr)
             continue
         if case.pool == "aged" and case.waiting and case.running < LEAST_ROWS_TO_AGE:
@@ -95,7 +101,14 @@ def _cases(options: argparse.Namespace) -> list[Case]:
         if (values := getattr(options, name)) is not None
     }
     if not named:
-        smoke = (Case(1), Case(32), Case(32, waiting=50, case="head_retried"), Case(32, case="turnover"), Case(32, pool="aged"))
+        smoke: tuple[Case, ...] = (
+            Case(1),
+            Case(32),
+            Case(32, waiting=50, case="head_retried"),
+            Case(32, case="turnover"),
+            Case(32, pool="aged"),
+        )
+        smoke += tuple(Case(32, waiting=200, case="expiries", policy=policy) for policy in POLICIES)
         return list(smoke if options.smoke else DEFAULT_SET)
     return [replace(Case(1024), **dict(zip(named, values))) for values in product(*named.values())]
 

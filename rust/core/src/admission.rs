@@ -14,6 +14,9 @@ use crate::scheduler::Scheduler;
 /// Requests that are passed over in one plan because their prefix is in flight; those behind wait for the next plan.
 const MAX_PASSED: usize = 64;
 
+/// Requests that are found not to fit in one plan; those behind wait for the next plan.
+const MAX_BLOCKED: usize = 16;
+
 enum Admission {
     /// It runs, with so many tokens in this step.
     Admitted { chunk: usize },
@@ -28,28 +31,86 @@ enum Admission {
 impl Scheduler {
     /// Admits waiting requests, highest rank first, until rows, budget or blocks run out.
     pub(crate) fn plan_waiting(&mut self, budget: &mut usize, now_us: u64) {
-        let mut at = 0;
-        while *budget > 0 && !self.free_rows.is_empty() && at < self.waiting.len() && at < MAX_PASSED {
-            let seat = self.waiting[at];
+        let mut looked_at = 0;
+        while *budget > 0 && !self.free_rows.is_empty() && looked_at < MAX_PASSED && self.may_pass() {
+            let Some(seat) = self.waiting.next() else { break };
             match self.admit(seat, *budget, now_us) {
                 Admission::Admitted { chunk } => {
-                    self.waiting.remove(at);
+                    self.stop_waiting(seat);
+                    self.charge_admission(seat);
                     *budget -= chunk;
+                    self.blocked.iter().for_each(|&blocked| self.asks[blocked].passed += 1);
                 }
-                Admission::PrefixInFlight => at += 1,
+                Admission::PrefixInFlight => looked_at += 1,
                 Admission::Blocked if self.running.is_empty() && !mutant::leaves_lone_requests() => {
-                    self.waiting.remove(at);
+                    self.stop_waiting(seat);
                     self.end(seat, End::Capacity);
                 }
-                Admission::Blocked => return,
-                Admission::Refused(error) => return self.note_refusal(error),
+                Admission::Blocked => self.blocked.push(seat),
+                Admission::Refused(error) => {
+                    self.note_refusal(error);
+                    break;
+                }
             }
+        }
+        self.blocked.clear();
+        self.waiting.restore(&self.asks);
+    }
+
+    /// Whether those that do not fit may be passed by one more. None of them ever is more than `max_pass` times, so that the blocks
+    /// that become free are theirs in the end.
+    fn may_pass(&self) -> bool {
+        let is_passed_enough = |&seat: &usize| self.asks[seat].passed >= self.config.queue.max_pass;
+        let blocked = &self.blocked;
+        blocked.len() < MAX_BLOCKED && (!blocked.iter().any(is_passed_enough) || mutant::is_on(Mutant::PassForEver))
+    }
+
+    /// The request that was looked at last waits no more.
+    fn stop_waiting(&mut self, seat: usize) {
+        self.waiting.admit(&self.asks[seat]);
+        self.end_to_follow(seat);
+    }
+
+    /// Charges the prompt of a request that was just admitted to its tenant, but for what was cached or charged before.
+    fn charge_admission(&mut self, seat: usize) {
+        if self.waiting.policy.charges() {
+            let (computed, known) = (self.request(seat).computed, self.request(seat).num_tokens());
+            self.charge_rows(seat, computed, known);
+        }
+    }
+
+    /// Charges the outputs of the step that was just planned, and the rows behind what was charged at admission.
+    pub(crate) fn charge_step(&mut self) {
+        if !self.waiting.policy.charges() {
+            return;
+        }
+        for at in 0..self.flight.entries.len() {
+            let entry = &self.flight.entries[at];
+            let (seat, start, end, samples) =
+                (entry.seat(), entry.start(), entry.start() + entry.chunk(), entry.samples);
+            if samples {
+                self.waiting.policy.charge(self.asks[seat].tenant as usize, 1);
+            }
+            self.charge_rows(seat, start, end);
+        }
+    }
+
+    fn charge_rows(&mut self, seat: usize, start: usize, end: usize) {
+        let ask = &mut self.asks[seat];
+        let new = end.saturating_sub(start.max(ask.charged as usize));
+        ask.charged = ask.charged.max(end as u32);
+        if new > 0 {
+            self.waiting.policy.charge(ask.tenant as usize, new as u64);
         }
     }
 
     fn admit(&mut self, seat: usize, budget: usize, now_us: u64) -> Admission {
         let size = self.block_size;
         let (known, prompt_len) = (self.request(seat).num_tokens(), self.request(seat).prompt_len);
+        let unpromised = self.pool.num_free().saturating_sub(self.promised);
+        if self.asks[seat].short_of.is_some_and(|rest| rest > unpromised) && !self.running.is_empty() {
+            return Admission::Blocked;
+        }
         self.find_hits(seat);
         let hits = self.hit.len();
         let next = self.request(seat).keys.get(hits);
@@ -73,6 +134,7 @@ impl Scheduler {
             if mutant::is_on(Mutant::BlockedKeepsHits) {
                 self.hold_hits(seat);
             }
+            self.remember_short(seat, hits, rest);
             return Admission::Blocked;
         }
         let free = self.pool.num_free().saturating_sub(promised);
@@ -178,7 +240,11 @@ impl Scheduler {
             self.counters.queue_us_sum = self.counters.queue_us_sum.saturating_add(waited_us);
         }
         let id = request.id;
-        let at = self.rank_in_running(id);
+        if self.asks[seat].turn.queue_deadline_us != u64::MAX {
+            self.asks[seat].turn.queue_deadline_us = u64::MAX;
+            self.expiries.set(seat, &self.asks[seat]);
+        }
+        let at = self.rank_in_running(seat);
         self.running.insert(at, seat);
         self.draft.admitted.push([id.0 as i64, 0, row.index() as i64]);
     }

@@ -38,8 +38,8 @@ impl Scheduler {
     /// A6: every live request is in exactly one line, at its rank; rows are had by one or free; who waits holds nothing.
     fn audit_places(&self) -> Result<()> {
         let mut seen = vec![0; self.seats.len()];
-        let lines = self.running.iter().chain(&self.waiting);
-        for &seat in lines {
+        let waiting: Vec<usize> = self.waiting.seats().map(|(_, seat)| seat).collect();
+        for &seat in self.running.iter().chain(&waiting) {
             if self.seats[seat].is_none() {
                 return wrong("A6", format!("seat {seat} stands in a line and its request has ended"));
             }
@@ -50,12 +50,15 @@ impl Scheduler {
                 return wrong("A6", format!("seat {seat} stands in {} lines", seen[seat]));
             }
         }
-        let ranks =
-            |seats: &mut dyn Iterator<Item = &usize>| seats.map(|&seat| self.request(seat).id).collect::<Vec<_>>();
-        for ids in [ranks(&mut self.running.iter()), ranks(&mut self.waiting.iter())] {
-            if !ids.is_sorted() {
-                return wrong("A6", format!("a line is out of rank: {ids:?}"));
-            }
+        if !self.running.is_sorted_by_key(|&seat| self.asks[seat].rank) {
+            let ids: Vec<_> = self.running.iter().map(|&seat| self.request(seat).id).collect();
+            return wrong("A6", format!("those that run are out of rank: {ids:?}"));
+        }
+        let is_placed = |(key, seat): (_, usize)| {
+            self.asks[seat].rank.arrival == self.request(seat).id.0 && key == self.waiting.policy.key(&self.asks[seat])
+        };
+        if !self.waiting.is_sound() || !self.waiting.seats().all(is_placed) {
+            return wrong("A6", "the line of those that wait is out of order".into());
         }
         let mut rows = vec![0; self.config.rows() as usize];
         for row in &self.free_rows {
@@ -70,7 +73,7 @@ impl Scheduler {
         if let Some(row) = rows.iter().position(|&count| count != 1) {
             return wrong("A6", format!("row {row} is had or free {} times", rows[row]));
         }
-        for &seat in &self.waiting {
+        for &seat in &waiting {
             let request = self.request(seat);
             if request.place != Place::Waiting
                 || !request.tables().all(BlockTable::is_empty)

@@ -14,6 +14,7 @@ use crate::mutant::{self, Mutant};
 use crate::partial_index::PartialIndex;
 use crate::prefix_index::{KeyState, PrefixIndex};
 use crate::retention::{Retention, Worth};
+use crate::watch::Watch;
 
 /// What happens to blocks that lose their last holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +154,11 @@ impl BlockPool {
     #[must_use]
     pub fn index(&self) -> &PrefixIndex {
         &self.index
+    }
+
+    /// Who wants to know when a key appears or goes.
+    pub(crate) fn watch_mut(&mut self) -> &mut Watch {
+        &mut self.index.watch
     }
 
     /// Whether `block` stands in the free queue.

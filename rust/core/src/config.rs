@@ -5,6 +5,7 @@ use crate::block_size::BlockSize;
 use crate::error::{Error, Result};
 use crate::free_queue::MAX_BLOCKS;
 use crate::group::{self, GroupSpec};
+use crate::queue_rules::QueueRules;
 
 /// What a scheduler is made with.
 #[derive(Clone, Debug)]
@@ -48,6 +49,8 @@ pub struct Config {
     /// Whether the first rows of a full block are reused by copying them, and hits are compared token by token. Only with
     /// one group, and without a window.
     pub enable_partial_hits: bool,
+    /// Who goes first and how much may wait.
+    pub queue: QueueRules,
 }
 
 impl Config {
@@ -73,6 +76,7 @@ impl Config {
         at_most("event_buffer_size", self.event_buffer_size, 0, 1 << 24)?;
         at_most("pin_budget", self.pin_budget, 0, self.num_blocks - 1)?;
         group::check(&self.groups)?;
+        self.queue.validate()?;
         self.hasher().map(drop)
     }
 

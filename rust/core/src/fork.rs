@@ -8,12 +8,13 @@ use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, RequestId};
 use crate::mutant::{self, Mutant};
+use crate::rank::Ask;
 use crate::request::{Limits, Place};
 use crate::scheduler::Scheduler;
 
 impl Scheduler {
     /// A new request with the tokens of the running request `parent`, over the same blocks. It counts the parent's outputs so far as its
-    /// own, ranks last, and may be skipped or preempted like any other. The next plan names it among `admitted`.
+    /// own, ranks last in its parent's class, and may be skipped or preempted like any other. The next plan names it among `admitted`.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`], [`Error::NotRunning`], [`Error::NoFreeRow`], [`Error::NeverFits`], and [`Error::InvalidInput`] for
@@ -55,10 +56,13 @@ impl Scheduler {
         let mut tables: Vec<BlockTable> = parent.tables().map(share).collect();
         child.table = tables.remove(0);
         child.others = tables.into();
-        let seat_of_child = self.sit(child);
+        let mut ask = Ask { submitted_us: now_us, passed: 0, charged: rows as u32, ..self.asks[seat] };
+        ask.rank.arrival = id.0;
+        self.tenants.enter_again(ask.tenant);
+        let seat_of_child = self.sit(child, ask);
         self.make_room(seat_of_child);
-        // Its id is the highest, so it ranks last.
-        self.running.push(seat_of_child);
+        let at = self.rank_in_running(seat_of_child);
+        self.running.insert(at, seat_of_child);
         self.untold.push((seat_of_child, id));
         self.counters.forks += 1;
         if let Some(at) = self.flight.entries.iter().position(|entry| entry.seat() == seat) {
@@ -105,6 +109,9 @@ impl Scheduler {
         let spare = request.promised.saturating_sub(need);
         request.promised -= spare;
         self.promised -= spare;
+        if self.request(seat).place == Place::Waiting {
+            self.follow_anew(seat);
+        }
         Ok(())
     }
 

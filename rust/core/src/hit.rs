@@ -170,6 +170,7 @@ mod tests {
             explain_misses: false,
             pin_budget: 0,
             enable_partial_hits: false,
+            queue: crate::queue_rules::QueueRules::default(),
             kv_layout: Vec::new(),
             event_buffer_size: 0,
         })

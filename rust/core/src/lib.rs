@@ -31,9 +31,12 @@ pub mod miss;
 pub mod mutant;
 pub mod pins;
 pub mod plan;
+pub mod policy;
 pub mod prefix_cache;
 pub mod prefix_index;
 pub mod prompt;
+pub mod queue_rules;
+pub mod rank;
 #[cfg(feature = "mutants")]
 pub mod refusal;
 pub mod request;
@@ -42,12 +45,15 @@ pub mod scheduler;
 pub mod sequence;
 pub mod sequences;
 pub mod stats;
+pub mod tenants;
 pub mod vllm_encoding;
 
 mod admission;
 mod audit;
+mod cache_follower;
 mod commit;
 mod copy_on_write;
+mod expiry;
 mod explain;
 mod flight;
 mod fork;
@@ -58,12 +64,15 @@ mod planning;
 mod preemption;
 #[cfg(not(feature = "mutants"))]
 mod refusal;
+mod seat_heap;
 mod sha256;
 mod sight;
 #[cfg(feature = "mutants")]
 mod state;
 mod sync;
 mod trail;
+mod waiting_line;
+mod watch;
 mod weights;
 
 pub use commit::Committed;

@@ -118,6 +118,22 @@ mutants! {
     TailLostOnPreempt = "tail_lost_on_preempt",
     /// Stop tokens count before `min_tokens`.
     MinTokensIgnored = "min_tokens_ignored",
+    /// A request's priority does not age.
+    NoAgeing = "no_ageing",
+    /// A late deadline, or none, is ordered behind all others.
+    NoLatestDeadline = "no_latest_deadline",
+    /// All requests are in one band, so a long cached prefix goes first whenever it comes.
+    OnePrefixBand = "one_prefix_band",
+    /// A tenant that was away keeps what it saved.
+    NoLift = "no_lift",
+    /// Work is charged to nobody.
+    ChargeNothing = "charge_nothing",
+    /// A request that does not fit may be passed for ever.
+    PassForEver = "pass_for_ever",
+    /// A remembered hit is not read again.
+    HitNotFollowed = "hit_not_followed",
+    /// Deadlines pass without an end.
+    NeverExpires = "never_expires",
     /// An abort leaves the seat of the request in the waiting line.
     AbortWaitingLeaks = "abort_waiting_leaks",
     /// A hit takes the block after its last full one too, and writes into it.

@@ -36,6 +36,8 @@ impl Scheduler {
         let ended_before = self.ended.len();
         let wasted_before = self.counters.wasted_rows_sum;
         let preemptions_before = self.counters.preemptions;
+        self.expire(now_us);
+        self.follow_cache();
         if self.groups.has_window() {
             self.leave_out_of_sight();
         }
@@ -50,6 +52,7 @@ impl Scheduler {
             return Err(error);
         }
         self.tell_forks();
+        self.charge_step();
         self.steps += 1;
         self.take_off();
         let room = self.layout.ended.len() / 2;
@@ -216,11 +219,7 @@ impl Scheduler {
                     self.schedule(seat, chunk, 0..0);
                     *budget -= chunk;
                     // Victims rank below, so positions up to here stay; but for one planted fault.
-                    at = if mutant::is_on(Mutant::PreemptEqual) {
-                        self.rank_in_running(self.request(seat).id)
-                    } else {
-                        at
-                    };
+                    at = if mutant::is_on(Mutant::PreemptEqual) { self.rank_in_running(seat) } else { at };
                     at += 1;
                 }
                 Growth::NoVictim if at == 0 && !mutant::leaves_lone_requests() => {
@@ -277,7 +276,7 @@ impl Scheduler {
 
     /// A8: with live requests a plan runs something, frees something or ends something.
     fn check_progress(&mut self, freed: bool) -> Result<()> {
-        let first = self.running.first().or(self.waiting.front());
+        let first = self.running.first().copied().or_else(|| self.waiting.first());
         self.idle_with_work = self.flight.entries.is_empty() && !freed && first.is_some();
         if self.idle_with_work
             && let Some(error) = self.refused.take()
@@ -286,7 +285,7 @@ impl Scheduler {
             // What left the sight of a request must be told.
             return if self.draft.dirty.is_empty() { Err(error) } else { Ok(()) };
         }
-        let Some(&seat) = first.filter(|_| self.idle_with_work && !mutant::is_on(Mutant::StallSilently)) else {
+        let Some(seat) = first.filter(|_| self.idle_with_work && !mutant::is_on(Mutant::StallSilently)) else {
             return Ok(());
         };
         let request = self.request(seat);

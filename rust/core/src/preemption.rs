@@ -80,9 +80,10 @@ impl Scheduler {
             request.extend_keys(&mut self.hasher, request.num_tokens());
         }
         let id = request.id;
-        let at =
-            if mutant::is_on(Mutant::PreemptedToTail) { self.waiting.len() } else { self.rank_in(&self.waiting, id) };
-        self.waiting.insert(at, seat);
+        if mutant::is_on(Mutant::PreemptedToTail) {
+            self.asks[seat].rank.arrival = self.next_id - 1;
+        }
+        self.start_waiting(seat);
         if !self.forget_untold(id) {
             self.draft.preempted.push([id.0 as i64, 0]);
         }
@@ -121,7 +122,7 @@ impl Scheduler {
 
     /// Takes up to `wanted` promised blocks from requests below `seat`, lowest first; their owners then grow like decodes.
     fn reclaim_promises(&mut self, seat: usize, wanted: u32) -> bool {
-        let above = self.rank_in_running(self.request(seat).id) + 1;
+        let above = self.rank_in_running(seat) + 1;
         let mut left = wanted;
         for at in (above..self.running.len()).rev() {
             let owner = self.running[at];
@@ -137,7 +138,7 @@ impl Scheduler {
     /// Whether those below `seat` were promised, or hold alone, at least `wanted` blocks: nobody loses anything in vain. Blocks that
     /// only victims share are not counted, so a growth may wait that could have gone on; the highest rank takes what there is.
     fn suffices_below(&self, seat: usize, wanted: u32) -> bool {
-        let rank = self.rank_in_running(self.request(seat).id);
+        let rank = self.rank_in_running(seat);
         if rank == 0 || mutant::is_on(Mutant::PreemptEqual) {
             return true;
         }
@@ -156,7 +157,7 @@ impl Scheduler {
 
     /// The request below `seat` that is cheapest to compute anew; one that was preempted very often only if there is no other.
     fn victim_below(&self, seat: usize) -> Option<usize> {
-        let rank = self.rank_in_running(self.request(seat).id);
+        let rank = self.rank_in_running(seat);
         if mutant::is_on(Mutant::PreemptEqual) && rank > 0 {
             return Some(self.running[0]);
         }

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::events::{Content, Event, EventLog};
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
+use crate::watch::Watch;
 
 /// Whether a block's content has a name, and who may rely on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub struct PrefixIndex {
     num_published: u32,
     /// Told of every change of the set of published keys, if anybody wants to know.
     events: Option<Box<EventLog>>,
+    /// Told of every key that appears or goes.
+    pub(crate) watch: Watch,
 }
 
 impl PrefixIndex {
@@ -55,6 +58,7 @@ impl PrefixIndex {
             published: HashTable::with_capacity(n),
             num_published: 0,
             events: None,
+            watch: Watch::default(),
         }
     }
 
@@ -261,6 +265,7 @@ impl PrefixIndex {
         let Some(&first) = table.find(key.short(), |&b| keys[b as usize] == key.0) else {
             table.insert_unique(key.short(), id, |&b| Key(keys[b as usize]).short());
             self.rings[block.index()] = [id, id];
+            self.watch.note(&key);
             return true;
         };
         let last = self.rings[first as usize][PREV];
@@ -282,6 +287,7 @@ impl PrefixIndex {
                 // Planted: the entry goes on naming the block.
             } else if next == id {
                 entry.remove();
+                self.watch.note(&key);
             } else {
                 *entry.get_mut() = next;
             }

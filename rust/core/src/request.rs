@@ -27,10 +27,14 @@ pub enum End {
     Aborted = 3,
     /// Alone in the pool and still not fitting.
     Capacity = 4,
+    /// Its deadline was over.
+    Expired = 5,
+    /// Its queue deadline was over before it was admitted for the first time.
+    Refused = 6,
 }
 
 impl End {
-    /// Whether the request ended as finished; otherwise it was aborted.
+    /// Whether the request ended as finished; otherwise it was aborted, or refused if it says so.
     #[must_use]
     pub fn is_finished(self) -> bool {
         matches!(self, End::Stop | End::Length)

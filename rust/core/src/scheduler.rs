@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::event_bytes::Encoder;
 use crate::events::EventLog;
+use crate::expiry::Expiries;
 use crate::flight::Flight;
 use crate::group::{GroupSpec, Groups};
 use crate::hit::Hit;
@@ -24,9 +25,14 @@ use crate::miss::{Miss, MissCounts, Seen};
 use crate::mutant::{self, Mutant};
 use crate::pins::Pins;
 use crate::plan::{Draft, Layout};
+use crate::policy::{self, PolicyKind};
+use crate::queue_rules::PRIORITIES;
+use crate::rank::{Ask, Asked, Rank};
 use crate::request::{End, Limits, Place, Request};
 use crate::retention::Ranges;
 use crate::stats::Counters;
+use crate::tenants::{self, Tenants};
+use crate::waiting_line::WaitingLine;
 
 /// Ended requests whose cached tokens are still known.
 const REMEMBERED: usize = 1024;
@@ -54,8 +60,12 @@ pub struct Scheduler {
     pub(crate) next_id: u64,
     /// Seats of running requests, highest rank first.
     pub(crate) running: Vec<usize>,
-    /// Seats of waiting requests, highest rank first.
-    pub(crate) waiting: VecDeque<usize>,
+    /// Seats of waiting requests, in the order of the policy.
+    pub(crate) waiting: WaitingLine,
+    /// Rank, tenant and deadlines by seat; those of empty seats are old.
+    pub(crate) asks: Vec<Ask>,
+    pub(crate) tenants: Tenants,
+    pub(crate) expiries: Expiries,
     /// Rows of the block tables that nobody has, the next one last.
     pub(crate) free_rows: Vec<Row>,
     /// Sum of `promised` over running requests; never more than are free.
@@ -67,6 +77,8 @@ pub struct Scheduler {
     pub(crate) frontier: HashTable<Key>,
     /// The hit of the admission under way. Kept for its memory.
     pub(crate) hit: Hit,
+    /// Looked at in the plan under way and found not to fit. Kept for its memory.
+    pub(crate) blocked: Vec<usize>,
     /// Blocks that leave the sight of a request. Kept for its memory.
     pub(crate) leaving: Vec<BlockId>,
     /// Forked since the last plan, which has not told their rows: seat and id.
@@ -121,7 +133,10 @@ impl Scheduler {
             by_id: HashTable::new(),
             next_id: 1,
             running: Vec::with_capacity(rows as usize),
-            waiting: VecDeque::new(),
+            waiting: WaitingLine::new(policy::make(&config.queue)),
+            asks: Vec::new(),
+            tenants: Tenants::new(&config.queue.tenants, config.queue.other_tenants),
+            expiries: Expiries::default(),
             free_rows: (0..rows).rev().map(Row).collect(),
             promised: 0,
             steps: 0,
@@ -129,6 +144,7 @@ impl Scheduler {
             flight: Flight::new(config.num_blocks, rows as usize),
             frontier: HashTable::new(),
             hit: Hit::new(config.groups.len()),
+            blocked: Vec::new(),
             leaving: Vec::new(),
             untold: Vec::new(),
             idle_sharers: Vec::new(),
@@ -148,12 +164,26 @@ impl Scheduler {
         })
     }
 
-    /// Queues one request; its id is its rank too, so earlier ones rank higher.
+    /// Queues one request of the nameless tenant, without priority and deadlines.
+    ///
+    /// # Errors
+    /// As [`submit_as`](Self::submit_as).
+    pub fn submit(&mut self, prompt: Prompt, limits: Limits, now_us: u64) -> Result<RequestId> {
+        self.submit_as(prompt, limits, Asked::default(), now_us)
+    }
+
+    /// Queues one request. Ids count up, so of one class earlier ones rank higher.
     ///
     /// # Errors
     /// [`Error::InvalidInput`], [`Error::NeverFits`] or [`Error::QueueFull`]; nothing is queued then.
-    pub fn submit(&mut self, mut prompt: Prompt, limits: Limits, now_us: u64) -> Result<RequestId> {
-        if let Err(error) = self.check(&prompt.tokens, &limits) {
+    pub fn submit_as(
+        &mut self,
+        mut prompt: Prompt,
+        limits: Limits,
+        asked: Asked<'_>,
+        now_us: u64,
+    ) -> Result<RequestId> {
+        if let Err(error) = self.check(&prompt.tokens, &limits).and_then(|()| self.check_asked(&asked, now_us)) {
             self.counters.refused += 1;
             return Err(error);
         }
@@ -169,8 +199,9 @@ impl Scheduler {
         self.pool.tell_time(now_us);
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        let seat = self.sit(Request::new(id, prompt, limits, now_us, self.config.max_model_len as usize));
-        self.waiting.push_back(seat);
+        let ask = self.ask(id, &asked, now_us);
+        let seat = self.sit(Request::new(id, prompt, limits, now_us, self.config.max_model_len as usize), ask);
+        self.start_waiting(seat);
         self.counters.submitted += 1;
         Ok(id)
     }
@@ -308,19 +339,22 @@ impl Scheduler {
         self.seats[seat].as_mut().expect("a seat in use")
     }
 
-    /// Position in `line`, which is in order of rank, of the first request that ranks below `id`.
-    pub(crate) fn rank_in(&self, line: &VecDeque<usize>, id: RequestId) -> usize {
-        line.partition_point(|&seat| self.request(seat).id < id)
+    /// Position among the running requests, which are in order of rank, of the first that does not rank above `seat`.
+    pub(crate) fn rank_in_running(&self, seat: usize) -> usize {
+        let rank = self.asks[seat].rank;
+        self.running.partition_point(|&other| self.asks[other].rank < rank)
     }
 
-    /// The same for the running requests.
-    pub(crate) fn rank_in_running(&self, id: RequestId) -> usize {
-        self.running.partition_point(|&seat| self.request(seat).id < id)
+    /// The request at `seat`, which has no row and no block, waits from now on.
+    pub(crate) fn start_waiting(&mut self, seat: usize) {
+        self.begin_to_follow(seat);
+        let ask = &self.asks[seat];
+        self.waiting.join(seat, ask, self.tenants.of(ask.tenant).rules.weight);
     }
 
     /// Takes a running request's row and blocks away. It is in neither line afterwards.
     pub(crate) fn stop_running(&mut self, seat: usize) {
-        let at = self.rank_in_running(self.request(seat).id);
+        let at = self.rank_in_running(seat);
         self.running.remove(at);
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let Place::Running(row) = request.place else { unreachable!("only running requests are stopped") };
@@ -347,15 +381,21 @@ impl Scheduler {
         self.by_id_remove(request.id, seat);
         self.forget_untold(request.id);
         self.empty_seats.push(seat);
+        self.tenants.exit(self.asks[seat].tenant);
+        self.expiries.clear(seat);
         if self.remembered.len() == REMEMBERED {
             self.remembered.pop_front();
         }
         let cached = request.cached.unwrap_or(0);
         self.remembered.push_back(Remembered { id: request.id, cached, miss: request.miss });
-        if end.is_finished() {
-            self.counters.finished += 1;
-        } else {
-            self.counters.aborted += 1;
+        match end {
+            End::Stop | End::Length => self.counters.finished += 1,
+            End::Refused => self.counters.queue_expired += 1,
+            End::Aborted | End::Capacity => self.counters.aborted += 1,
+            End::Expired => {
+                self.counters.aborted += 1;
+                self.counters.expired += 1;
+            }
         }
         let record = [request.id.0 as i64, end as i64];
         // Rows are reused from the next plan on, so who had one must be told first.
@@ -368,13 +408,13 @@ impl Scheduler {
         }
     }
 
-    fn leave(&mut self, id: RequestId, end: End) -> bool {
+    pub(crate) fn leave(&mut self, id: RequestId, end: End) -> bool {
         let Some(seat) = self.seat_of(id) else { return false };
         match self.request(seat).place {
             Place::Waiting => {
                 if !mutant::is_on(Mutant::AbortWaitingLeaks) {
-                    let at = self.rank_in(&self.waiting, id);
-                    self.waiting.remove(at);
+                    self.waiting.leave(seat, &self.asks[seat]);
+                    self.end_to_follow(seat);
                 }
             }
             Place::Running(_) => {
@@ -411,6 +451,47 @@ impl Scheduler {
         Ok(())
     }
 
+    fn check_asked(&self, asked: &Asked<'_>, now_us: u64) -> Result<()> {
+        let invalid = |field, value: i128, bound: String| Err(Error::InvalidInput { field, value, bound });
+        tenants::check_name(asked.tenant)?;
+        let turn = &asked.turn;
+        if !PRIORITIES.contains(&turn.priority) {
+            let bound = format!("must be {}..={}", PRIORITIES.start(), PRIORITIES.end());
+            return invalid("priority", i128::from(turn.priority), bound);
+        }
+        let policy = self.config.queue.policy;
+        if turn.priority != 0 && policy != PolicyKind::Priority {
+            return invalid("priority", i128::from(turn.priority), format!("must be 0 with policy {}", policy.name()));
+        }
+        for (field, value) in [("deadline_us", turn.deadline_us), ("queue_deadline_us", turn.queue_deadline_us)] {
+            if value <= now_us {
+                return invalid(field, i128::from(value), format!("must be later than now_us, {now_us}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the line is to know of the request `id`, whose tenant has one more from here on.
+    fn ask(&mut self, id: RequestId, asked: &Asked<'_>, now_us: u64) -> Ask {
+        let (tenant, is_reused) = self.tenants.enter(asked.tenant);
+        if is_reused {
+            self.waiting.policy.forget(tenant as usize);
+        }
+        let turn = asked.turn;
+        let class = self.waiting.policy.class(turn.priority, now_us);
+        Ask {
+            rank: Rank { class, arrival: id.0 },
+            turn,
+            tenant,
+            submitted_us: now_us,
+            due_us: turn.deadline_us.min(turn.queue_deadline_us),
+            cached_blocks: 0,
+            short_of: None,
+            passed: 0,
+            charged: 0,
+        }
+    }
+
     pub(crate) fn check_limits(&self, limits: &Limits) -> Result<()> {
         let invalid =
             |field, value: u32, bound: String| Err(Error::InvalidInput { field, value: i128::from(value), bound });
@@ -440,12 +521,15 @@ impl Scheduler {
         Ok(())
     }
 
-    pub(crate) fn sit(&mut self, request: Request) -> usize {
+    pub(crate) fn sit(&mut self, request: Request, ask: Ask) -> usize {
         let id = request.id;
         let seat = self.empty_seats.pop().unwrap_or_else(|| {
             self.seats.push(None);
+            self.asks.push(ask);
             self.seats.len() - 1
         });
+        self.asks[seat] = ask;
+        self.expiries.set(seat, &ask);
         self.seats[seat] = Some(request);
         let seats = &self.seats;
         self.by_id.insert_unique(spread(id), seat, |&seat| spread(seats[seat].as_ref().expect("a seat in use").id));

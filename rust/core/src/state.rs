@@ -21,7 +21,9 @@ impl Scheduler {
         }
         line("free", &pool.free_blocks().collect::<Vec<_>>());
         line("counts", &(pool.num_free(), pool.num_parked(), pool.evictions(), self.promised));
-        line("lines", &(&self.running, &self.waiting, &self.free_rows, &self.untold));
+        let mut waiting: Vec<_> = self.waiting.seats().collect();
+        waiting.sort_unstable();
+        line("lines", &(&self.running, &waiting, &self.free_rows, &self.untold));
         self.seats.iter().for_each(|request| line("request", request));
         line("steps", &(self.steps, self.next_id, self.copied, self.partial_rows, self.idle_with_work));
         line("draft", &self.draft);

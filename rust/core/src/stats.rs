@@ -15,6 +15,10 @@ pub struct Counters {
     pub finished: u64,
     /// Requests ended as aborted.
     pub aborted: u64,
+    /// Those of them whose deadline was over.
+    pub expired: u64,
+    /// Requests whose queue deadline was over before they were admitted: they count neither as finished nor as aborted.
+    pub queue_expired: u64,
     /// Requests that lost their row and blocks and wait again.
     pub preemptions: u64,
     /// Steps that the caller failed.
@@ -44,7 +48,7 @@ pub struct Counters {
 impl Counters {
     /// Every counter with its name.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 18] {
+    pub fn named(&self) -> [(&'static str, u64); 20] {
         [
             ("steps", self.steps),
             ("submitted", self.submitted),
@@ -52,6 +56,8 @@ impl Counters {
             ("refused", self.refused),
             ("finished", self.finished),
             ("aborted", self.aborted),
+            ("expired", self.expired),
+            ("queue_expired", self.queue_expired),
             ("preemptions", self.preemptions),
             ("failed_steps", self.failed_steps),
             ("prefix_queries", self.prefix_queries),

@@ -29,10 +29,11 @@ impl Scheduler {
             return Ok(0);
         }
         if !mutant::is_on(Mutant::WaitingKeepsOldKeys) {
-            for &seat in &self.waiting {
+            for (_, seat) in self.waiting.seats().collect::<Vec<_>>() {
                 let request = self.seats[seat].as_mut().expect("a seat in use");
                 request.forget_keys();
                 request.extend_keys(&mut self.hasher, request.num_tokens());
+                self.follow_anew(seat);
             }
         }
         let mut mixed = 0;

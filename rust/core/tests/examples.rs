@@ -342,6 +342,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         explain_misses: true,
         pin_budget: 0,
         enable_partial_hits: false,
+        queue: blocktable_core::queue_rules::QueueRules::default(),
     }
 }
 

@@ -181,6 +181,7 @@ fn config(block_size: u32) -> Config {
         explain_misses: false,
         pin_budget: 0,
         enable_partial_hits: false,
+        queue: blocktable_core::queue_rules::QueueRules::default(),
         kv_layout: Vec::new(),
         event_buffer_size: 0,
     }

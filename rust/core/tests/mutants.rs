@@ -11,6 +11,7 @@ mod driver;
 mod key_checks;
 mod mirror;
 mod model;
+mod policy_checks;
 mod pool_script;
 mod refused;
 mod retention_script;
@@ -103,6 +104,14 @@ rows! {
     dirty_missing: DirtyMissing, ["tables"], one_request_runs_to_its_end;
     short_slot: ShortSlot, ["slots"], cached_blocks_are_handed_out_again;
     recount_queries_on_retry: RecountQueriesOnRetry, ["counters"], a_waiting_request_is_aborted;
+    no_ageing: NoAgeing, ["order"], policy_checks::a_low_priority_waits_behind_high_ones;
+    no_latest_deadline: NoLatestDeadline, ["order"], policy_checks::no_deadline_waits_behind_early_ones;
+    one_prefix_band: OnePrefixBand, ["order"], policy_checks::a_cold_prompt_waits_behind_cached_ones;
+    charge_nothing: ChargeNothing, ["starvation"], policy_checks::a_tenant_waits_behind_another_that_floods;
+    pass_for_ever: PassForEver, ["order"], policy_checks::a_large_request_waits_behind_small_ones;
+    no_lift: NoLift, ["share"], policy_checks::a_tenant_comes_back_with_a_flood;
+    hit_not_followed: HitNotFollowed, ["order"], policy_checks::a_waiting_prompt_becomes_cached;
+    never_expires: NeverExpires, ["books"], policy_checks::deadlines_pass;
     preempted_to_tail: PreemptedToTail, ["A6"], memory_runs_short;
     ignore_promises: IgnorePromises, ["A1"], two_long_prompts_run_in_chunks;
     partial_take: PartialTake, ["model"], random_pool_scripts;
@@ -299,7 +308,9 @@ fn random_schedules_alone_find_most_faults() {
         "old_worth_stays",
         "shallow_first",
     ];
-    let elsewhere = [&orders[..], &sequences, &tables, &rare, &keys, &retention].concat();
+    // What only decides who goes first.
+    let turns = ["no_lift", "charge_nothing", "hit_not_followed"];
+    let elsewhere = [&turns[..], &orders, &sequences, &tables, &rare, &keys, &retention].concat();
     let threads = |name: &&str| CAUGHT_ELSEWHERE.iter().any(|(fault, _)| fault.name() == *name);
     missed.retain(|name| !elsewhere.contains(name) && !threads(name));
     assert!(missed.is_empty(), "300 random schedules do not find {missed:?}");
@@ -872,6 +883,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         explain_misses: true,
         pin_budget: 0,
         enable_partial_hits: false,
+        queue: blocktable_core::queue_rules::QueueRules::default(),
     }
 }
 

@@ -38,6 +38,7 @@ fn driver(pin_budget: u32) -> Driver {
         explain_misses: false,
         pin_budget,
         enable_partial_hits: false,
+        queue: blocktable_core::queue_rules::QueueRules::default(),
     })
 }
 

@@ -68,6 +68,9 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("kept", rare.kept as u64),
         ("mixed", rare.mixed as u64),
         ("expired", rare.expired as u64),
+        ("deadlines", rare.deadlines as u64),
+        ("queue_deadlines", rare.queue_deadlines as u64),
+        ("passes", rare.passes as u64),
         ("event_restarts", driver.followers.first.restarts as u64),
     ];
     for (what, times) in happened {

@@ -51,6 +51,7 @@ fn config(num_blocks: u32) -> Config {
         explain_misses: false,
         pin_budget: 0,
         enable_partial_hits: false,
+        queue: blocktable_core::queue_rules::QueueRules::default(),
     }
 }
 

@@ -59,6 +59,7 @@ impl World {
             explain_misses: is_set(2),
             pin_budget: u32::from(blocks) % 40 / 4,
             enable_partial_hits: is_set(3) && is_set(0) && is_plain,
+            queue: blocktable_core::queue_rules::QueueRules::default(),
         };
         let scheduler = Scheduler::new(config).expect("a valid configuration");
         let memory = || (vec![0; scheduler.layout().words], vec![0; scheduler.layout().table_entries]);

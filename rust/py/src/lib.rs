@@ -18,6 +18,7 @@ mod pool;
 mod scheduler;
 mod table;
 mod tokens;
+mod turn;
 
 /// The compiled core of blocktable.
 #[pymodule]
@@ -67,6 +68,8 @@ mod _core {
         module.add("END_FINISHED_LENGTH", End::Length as i64)?;
         module.add("END_ABORTED", End::Aborted as i64)?;
         module.add("END_ABORTED_CAPACITY", End::Capacity as i64)?;
+        module.add("END_ABORTED_DEADLINE", End::Expired as i64)?;
+        module.add("END_REFUSED_QUEUE_DEADLINE", End::Refused as i64)?;
         // The stub is the list of what is public.
         module.delattr("__all__")
     }

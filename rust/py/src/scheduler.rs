@@ -7,6 +7,7 @@ use blocktable_core::ids::{RequestId, StepId};
 use blocktable_core::miss::Miss;
 use blocktable_core::plan::PlanMemory;
 use blocktable_core::prompt::Prompt;
+use blocktable_core::rank::Asked;
 use blocktable_core::request::Limits;
 use blocktable_core::retention::Ranges;
 use pyo3::prelude::*;
@@ -19,6 +20,7 @@ use crate::identity::Said;
 use crate::plan::{ArraySet, Commit, Plan, array};
 use crate::pool::{block_refs, free_queue, published_blocks};
 use crate::tokens::{copy_ints, count, groups, number, token_ids, token_ranges};
+use crate::turn::{SaidRules, told, turn};
 
 /// Prompts from here on are hashed with the interpreter released: about 10 us of work.
 const LONG_PROMPT: usize = 1024;
@@ -48,10 +50,12 @@ impl Scheduler {
         signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
             max_waiting=None, long_prefill_threshold=None, max_preemptions=None, groups=None, enable_prefix_caching=true,
             hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", explain_misses=false, event_buffer_size=None,
-            pin_budget=None, enable_partial_hits=false),
+            pin_budget=None, enable_partial_hits=false, policy="fcfs", ageing_us=None, latest_deadline_us=None, prefix_band=None,
+            max_pass=None, tenants=None, other_tenants=None),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
             max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', kv_layout=b'', \
-            weights_version='', explain_misses=False, event_buffer_size=0, pin_budget=0, enable_partial_hits=False)"
+            weights_version='', explain_misses=False, event_buffer_size=0, pin_budget=0, enable_partial_hits=False, \
+            policy='fcfs', ageing_us=1000000, latest_deadline_us=60000000, prefix_band=1024, max_pass=8, tenants=None, other_tenants=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
     fn new(
@@ -75,7 +79,15 @@ impl Scheduler {
         event_buffer_size: Option<&Bound<'_, PyAny>>,
         pin_budget: Option<&Bound<'_, PyAny>>,
         enable_partial_hits: bool,
+        policy: &str,
+        ageing_us: Option<&Bound<'_, PyAny>>,
+        latest_deadline_us: Option<&Bound<'_, PyAny>>,
+        prefix_band: Option<&Bound<'_, PyAny>>,
+        max_pass: Option<&Bound<'_, PyAny>>,
+        tenants: Option<&Bound<'_, PyAny>>,
+        other_tenants: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let said = SaidRules { policy, ageing_us, latest_deadline_us, prefix_band, max_pass, tenants, other_tenants };
         let or =
             |field, given: Option<&Bound<'_, PyAny>>, default| given.map_or(Ok(default), |given| count(field, given));
         let config = core::Config {
@@ -98,6 +110,7 @@ impl Scheduler {
             explain_misses,
             pin_budget: or("pin_budget", pin_budget, 0)?,
             enable_partial_hits,
+            queue: said.rules(py)?,
         };
         let core = core::Scheduler::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
         let set = || ArraySet::new(py, &config, core.layout()).map(Arc::new);
@@ -115,9 +128,10 @@ impl Scheduler {
     #[pyo3(
         name = "submit",
         signature = (token_ids, *, max_tokens, min_tokens=None, stop_token_ids=None, domain=None, public_tokens=None, adapter=None,
-            cache_salt=None, media=None, retention=None, now_us=None),
+            cache_salt=None, media=None, retention=None, priority=None, tenant=None, queue_deadline_us=None, deadline_us=None, now_us=None),
         text_signature = "($self, token_ids, *, max_tokens, min_tokens=0, stop_token_ids=(), domain=None, public_tokens=0, \
-            adapter=None, cache_salt=None, media=(), retention=(), now_us=0)"
+            adapter=None, cache_salt=None, media=(), retention=(), priority=0, tenant=None, queue_deadline_us=None, \
+            deadline_us=None, now_us=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one request")]
     fn py_submit(
@@ -133,18 +147,25 @@ impl Scheduler {
         cache_salt: Option<&Bound<'_, PyAny>>,
         media: Option<&Bound<'_, PyAny>>,
         retention: Option<&Bound<'_, PyAny>>,
+        priority: Option<&Bound<'_, PyAny>>,
+        tenant: Option<&str>,
+        queue_deadline_us: Option<&Bound<'_, PyAny>>,
+        deadline_us: Option<&Bound<'_, PyAny>>,
         now_us: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let now_us = now_us.map_or(Ok(0), |given| number("now_us", given))?;
         let tokens = self::token_ids("token_ids", token_ids)?;
         let limits = limits(max_tokens, min_tokens, stop_token_ids)?;
         let ranges = retention.map_or(Ok(Vec::new()), token_ranges)?;
+        let turn = turn(priority, deadline_us, queue_deadline_us)?;
         let prompt = self.hashed(py, tokens, Said { domain, public_tokens, adapter, cache_salt, media })?;
+        let said_domain = domain.map(|domain| domain.extract::<String>()).transpose()?;
+        let asked = Asked { tenant: tenant.or(said_domain.as_deref()).unwrap_or_default(), turn };
         let submit = |state: &mut State| {
-            let asked = Ranges::new(&ranges)?;
-            let id = state.core.submit(prompt, limits, now_us)?;
+            let kept = Ranges::new(&ranges)?;
+            let id = state.core.submit_as(prompt, limits, asked, now_us)?;
             if !ranges.is_empty() {
-                state.core.set_retention(id, asked)?;
+                state.core.set_retention(id, kept)?;
             }
             Ok(id.0)
         };
@@ -360,6 +381,18 @@ impl Scheduler {
         }
         let windows = config.groups.iter().map(|group| group.window);
         dict.set_item("groups", PyTuple::new(py, windows)?)?;
+        let queue = &config.queue;
+        dict.set_item("policy", queue.policy.name())?;
+        dict.set_item("ageing_us", queue.ageing_us)?;
+        dict.set_item("latest_deadline_us", queue.latest_deadline_us)?;
+        dict.set_item("prefix_band", queue.prefix_band)?;
+        dict.set_item("max_pass", queue.max_pass)?;
+        let tenants = PyDict::new(py);
+        for (name, rules) in &queue.tenants {
+            tenants.set_item(&**name, told(py, rules)?)?;
+        }
+        dict.set_item("tenants", tenants)?;
+        dict.set_item("other_tenants", told(py, &queue.other_tenants)?)?;
         dict.set_item("enable_prefix_caching", config.enable_prefix_caching)?;
         dict.set_item("enable_partial_hits", config.enable_partial_hits)?;
         dict.set_item("explain_misses", config.explain_misses)?;

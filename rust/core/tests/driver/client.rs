@@ -2,6 +2,7 @@
 
 use blocktable_core::chain::{Chain, Identity};
 use blocktable_core::ids::Key;
+use blocktable_core::rank::{Asked, Rank};
 use blocktable_core::request::Limits;
 
 use super::oracle::ColdAnswer;
@@ -18,6 +19,8 @@ pub struct Client {
     pub chain: Chain,
     pub answer: ColdAnswer,
     pub submitted_us: u64,
+    /// When it was admitted for the first time.
+    pub admitted_us: Option<u64>,
     /// Its row of the block tables while it runs.
     pub row: Option<i32>,
     /// It was forked, and no plan has told its row yet.
@@ -35,6 +38,10 @@ pub struct Client {
     /// Prompt tokens found in the prefix cache at the first admission.
     pub cached: Option<usize>,
     pub preemptions: u32,
+    pub asked: Asked<'static>,
+    pub rank: Rank,
+    /// Requests behind it that were admitted before it although it did not wait for a prefix.
+    pub passes: u32,
     /// End code, once it has ended.
     pub end: Option<i64>,
     /// Keys of the full blocks of `tokens`, as far as they were needed.

@@ -30,6 +30,7 @@ impl Driver {
                 child.salt = id.wrapping_mul(0x5851_F42D_4C95_7F2D);
                 (child.row, child.preemptions, child.submitted_us) = (None, 0, now_us);
                 (child.computed, child.granted) = (confirmed, confirmed);
+                (child.rank.arrival, child.passes) = (id, 0);
                 child.answer = self.answer_of(&child);
                 self.clients.get_mut(&parent).expect("a known request").may_copy = true;
                 self.clients.insert(id, child);

@@ -14,6 +14,7 @@ mod pinning;
 mod plan;
 mod plan_check;
 mod step;
+mod turns;
 mod weights;
 mod world;
 
@@ -26,6 +27,7 @@ use blocktable_core::error::Error;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::{BlockId, Key, RequestId};
 use blocktable_core::prefix_index::KeyState;
+use blocktable_core::rank::{Asked, Rank};
 use blocktable_core::request::{End, Limits};
 use blocktable_core::retention::{DEFAULT_PRIORITY, Ranges, Retention, TokenRange};
 use blocktable_core::stats::Counters;
@@ -73,6 +75,11 @@ pub struct Seen {
     pub kept: usize,
     /// Running requests that held rows when the weights changed.
     pub mixed: usize,
+    /// Requests that ended because their time was over, one kind and the other.
+    pub deadlines: usize,
+    pub queue_deadlines: usize,
+    /// Admissions before a request that went first and did not fit.
+    pub passes: usize,
     /// Plans before which blocks fell to the default priority, because their time was over.
     pub expired: usize,
 }
@@ -150,12 +157,24 @@ impl Driver {
 
     /// The same for a tenant, an adapter, salts and media, which must be valid.
     pub fn submit_as(&mut self, identity: Identity, prompt: Vec<u32>, limits: Limits) -> Checked<Option<u64>> {
-        let reasons = self.reasons_to_refuse(&prompt, &limits);
-        let before = self.snapshot();
+        self.submit_asked(identity, prompt, limits, Asked::default())
+    }
+
+    /// The same with a tenant, a priority and deadlines.
+    pub fn submit_asked(
+        &mut self,
+        identity: Identity,
+        prompt: Vec<u32>,
+        limits: Limits,
+        asked: Asked<'static>,
+    ) -> Checked<Option<u64>> {
         let now_us = self.tick();
+        let mut reasons = self.reasons_to_refuse(&prompt, &limits);
+        reasons.extend(self.reasons_of_turn(&asked));
+        let before = self.snapshot();
         let hashed = self.scheduler.prompt(prompt.clone(), identity.clone()).expect("a valid identity");
         let chain = hashed.chain().clone();
-        let result = self.scheduler.submit(hashed, limits.clone(), now_us);
+        let result = self.scheduler.submit_as(hashed, limits.clone(), asked, now_us);
         let id = match result {
             Err(error) => {
                 self.expected.refused += 1;
@@ -169,7 +188,9 @@ impl Driver {
                 ensure(reasons.is_empty(), "submit", || format!("accepted although {reasons:?}"))?;
                 ensure(!self.clients.contains_key(&id), "submit", || format!("id {id} is given a second time"))?;
                 self.expected.submitted += 1;
-                let client = self.new_client(id, prompt, limits, identity, chain);
+                let mut client = self.new_client(id, prompt, limits, identity, chain);
+                client.asked = asked;
+                client.rank = Rank { class: self.class_of(&asked), arrival: id };
                 self.clients.insert(id, client);
                 Some(id)
             }
@@ -270,6 +291,7 @@ impl Driver {
             chain,
             answer,
             submitted_us: self.now_us,
+            admitted_us: None,
             row: None,
             is_untold: false,
             is_mixed: false,
@@ -279,6 +301,9 @@ impl Driver {
             granted: 0,
             cached: None,
             preemptions: 0,
+            asked: Asked::default(),
+            rank: Rank { class: 0, arrival: id },
+            passes: 0,
             end: None,
             keys: Vec::new(),
         }
@@ -299,8 +324,11 @@ impl Driver {
         self.unreported.insert(id, code);
         if code == End::Stop as i64 || code == End::Length as i64 {
             self.expected.finished += 1;
+        } else if code == End::Refused as i64 {
+            self.expected.queue_expired += 1;
         } else {
             self.expected.aborted += 1;
+            self.expected.expired += u64::from(code == End::Expired as i64);
         }
     }
 
@@ -455,6 +483,11 @@ impl Driver {
     /// Time passes.
     pub fn wait(&mut self, time_us: u64) {
         self.now_us += time_us;
+    }
+
+    /// The caller's clock.
+    pub fn now_us(&self) -> u64 {
+        self.now_us
     }
 
     fn tick(&mut self) -> u64 {

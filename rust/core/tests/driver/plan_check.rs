@@ -126,7 +126,7 @@ impl Driver {
             let is_taker = |&id: &u64| {
                 let rows = self.config().rows() as i32;
                 let grew = |row| plan.dirty.iter().any(|change| change.0 % rows == row);
-                id < victim
+                self.clients[&id].rank < self.clients[&victim].rank
                     && !plan.preempted.contains(&id)
                     && (self.clients[&id].may_copy || self.clients[&id].row.is_none_or(grew))
             };
@@ -195,16 +195,29 @@ impl Driver {
         (0..=most).rev().find(accept).expect("nothing is always accepted")
     }
 
-    /// Nobody is passed by a lower rank, but who waits for a block that the plan computes.
+    /// Who goes first is passed `max_pass` times at most, but while it waits for a block that the plan computes.
     fn check_order_of_admission(&mut self, plan: &Plan) -> Checked {
-        let Some(last) = plan.admitted.iter().map(|&(id, _)| id).max() else { return Ok(()) };
-        let mut passed_over = 0;
-        for passed in self.live().filter(|client| client.is_waiting() && client.id < last) {
-            let is_in_flight = self.config().enable_prefix_caching && self.next_block_is_planned(passed, plan);
-            ensure(is_in_flight, "order", || format!("request {} is passed by {last}", passed.id))?;
-            passed_over += 1;
+        let mut passes = Vec::new();
+        for passed in self.live().filter(|client| client.is_waiting()) {
+            let goes_later = |&&(id, _): &&(u64, i32)| self.goes_before(passed, &self.clients[&id]);
+            let by = plan.admitted.iter().filter(goes_later).count() as u32;
+            if by > 0 {
+                let is_in_flight = self.config().enable_prefix_caching && self.next_block_is_planned(passed, plan);
+                passes.push((passed.id, by, is_in_flight));
+            }
         }
-        self.seen.passed_over += passed_over;
+        let most = self.config().queue.max_pass;
+        for (id, by, is_in_flight) in passes {
+            if is_in_flight {
+                self.seen.passed_over += 1;
+                continue;
+            }
+            let client = self.clients.get_mut(&id).expect("a known request");
+            client.passes += by;
+            self.seen.passes += by as usize;
+            let passes = client.passes;
+            ensure(passes <= most, "order", || format!("request {id} is passed {passes} times, {most} are allowed"))?;
+        }
         Ok(())
     }
 

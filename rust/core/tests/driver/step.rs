@@ -59,9 +59,10 @@ impl Driver {
             let expected = Error::StepInFlight { step: StepId(step.plan.step) };
             return self.must_refuse_plan(&expected).map(|()| true);
         }
+        let now_us = self.tick();
+        self.end_overdue();
         let before = Before::look(self);
         let lasting = self.num_lasting();
-        let now_us = self.tick();
         let which = (self.scheduler.steps() % 2) as usize;
         let (staging, tables) = &mut self.memories[which];
         let result = self.scheduler.plan(now_us, PlanMemory { staging, tables });
@@ -510,6 +511,7 @@ impl Driver {
         let client = self.clients.get_mut(&id).expect("a known request");
         if client.cached.is_none() {
             client.cached = Some(start);
+            client.admitted_us = Some(now_us);
             self.expected.prefix_queries += client.prompt_len as u64;
             self.expected.prefix_hits += start as u64;
             self.expected.queue_us_sum += now_us - client.submitted_us;

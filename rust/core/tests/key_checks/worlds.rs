@@ -51,6 +51,7 @@ fn config() -> Config {
         event_buffer_size: 64,
         pin_budget: 0,
         enable_partial_hits: false,
+        queue: blocktable_core::queue_rules::QueueRules::default(),
         groups: vec![GroupSpec::FULL],
         kv_layout: Vec::new(),
         weights_version: Vec::new(),

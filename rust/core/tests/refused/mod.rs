@@ -156,5 +156,6 @@ pub fn config(num_blocks: u32) -> Config {
         explain_misses: true,
         pin_budget: 0,
         enable_partial_hits: false,
+        queue: blocktable_core::queue_rules::QueueRules::default(),
     }
 }

@@ -12,13 +12,23 @@ use blocktable_core::block_hash::Algorithm;
 use blocktable_core::chain::{Adapter, Domain, Identity, Media, Salt};
 use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
+use blocktable_core::policy::PolicyKind;
+use blocktable_core::queue_rules::QueueRules;
+use blocktable_core::rank::{Asked, Turn};
 use blocktable_core::request::Limits;
 use blocktable_core::retention::TokenRange;
+use blocktable_core::tenants::TenantRules;
 
 use crate::broken::{Checked, ensure};
 use crate::driver::{ColdAnswer, Driver, mark};
 
 const VOCAB: u32 = 1009;
+
+/// No tenant may have such a name.
+const LONG_NAME: &str = match std::str::from_utf8(&[b'n'; 1025]) {
+    Ok(name) => name,
+    Err(_) => unreachable!(),
+};
 
 /// What is submitted. Prompts of one family begin alike, and few suffixes differ, so that whole prompts meet again.
 #[derive(Clone, Debug)]
@@ -35,6 +45,16 @@ pub struct Ask {
     stop_at: Option<usize>,
     /// How long its blocks are to stay.
     kept: Option<TokenRange>,
+    turn: Say,
+}
+
+/// What a request says of its turn; times are in microseconds from its submission.
+#[derive(Clone, Copy, Debug)]
+pub struct Say {
+    tenant: usize,
+    priority: i32,
+    deadline: Option<u64>,
+    queue_deadline: Option<u64>,
 }
 
 /// One call. Requests are chosen modulo those that there ever were.
@@ -93,26 +113,45 @@ fn configs() -> impl Strategy<Value = Config> {
     let limits = (1..=5_u32, budget, waiting, threshold, 0..=3_u32);
     let events = prop_oneof![1 => Just(0_u32), 1 => 1..=6_u32, 3 => 7..=80_u32];
     let features = (prop::bool::weighted(0.85), events, groups());
-    (sizes, limits, features).prop_map(|((rows, block_size, len), limits, (caching, events, groups))| Config {
-        num_blocks: 1 + rows.div_ceil(block_size) * (1 + groups.len() as u32) / 2,
-        block_size,
-        vocab_size: VOCAB,
-        max_model_len: len,
-        max_num_seqs: limits.0,
-        max_num_batched_tokens: limits.1,
-        max_waiting: limits.2,
-        long_prefill_threshold: limits.3,
-        max_preemptions: limits.4,
-        groups,
-        enable_prefix_caching: caching,
-        hash_algorithm: Algorithm::DEFAULT,
-        hash_seed: Vec::new(),
-        event_buffer_size: events,
-        kv_layout: Vec::new(),
-        weights_version: Vec::new(),
-        explain_misses: rows % 5 != 4,
-        pin_budget: rows.div_ceil(block_size).saturating_sub(2) / 2,
-        enable_partial_hits: rows % 4 != 3,
+    (sizes, limits, features, rules()).prop_map(
+        |((rows, block_size, len), limits, (caching, events, groups), queue)| Config {
+            num_blocks: 1 + rows.div_ceil(block_size) * (1 + groups.len() as u32) / 2,
+            block_size,
+            vocab_size: VOCAB,
+            max_model_len: len,
+            max_num_seqs: limits.0,
+            max_num_batched_tokens: limits.1,
+            max_waiting: limits.2,
+            long_prefill_threshold: limits.3,
+            max_preemptions: limits.4,
+            groups,
+            enable_prefix_caching: caching,
+            hash_algorithm: Algorithm::DEFAULT,
+            hash_seed: Vec::new(),
+            event_buffer_size: events,
+            kv_layout: Vec::new(),
+            weights_version: Vec::new(),
+            explain_misses: rows % 5 != 4,
+            pin_budget: rows.div_ceil(block_size).saturating_sub(2) / 2,
+            enable_partial_hits: rows % 4 != 3,
+            queue,
+        },
+    )
+}
+
+/// Every policy, with so little time that all of their bounds are met.
+fn rules() -> impl Strategy<Value = QueueRules> {
+    let policy = prop_oneof![3 => Just(PolicyKind::Fcfs), 5 => proptest::sample::select(&PolicyKind::ALL[1..])];
+    (policy, 1..300_u64, 1..500_u64, 1..8_u32, 0..4_u32).prop_map(|(policy, ageing, latest, band, max_pass)| {
+        QueueRules {
+            policy,
+            ageing_us: ageing,
+            latest_deadline_us: latest,
+            prefix_band: band,
+            max_pass,
+            tenants: vec![("b".into(), TenantRules { weight: 3 })],
+            ..QueueRules::default()
+        }
     })
 }
 
@@ -127,7 +166,7 @@ fn events() -> impl Strategy<Value = Event> {
     prop_oneof![
         6 => (asks(), 1..=1_usize).prop_map(|(ask, times)| Event::Submit(ask, times)),
         2 => (asks(), 2..=4_usize).prop_map(|(ask, times)| Event::Submit(ask, times)),
-        1 => (0..6_u8).prop_map(Event::SubmitNonsense),
+        1 => (0..11_u8).prop_map(Event::SubmitNonsense),
         14 => Just(Event::Step),
         8 => Just(Event::Plan),
         2 => Just(Event::Forward),
@@ -161,10 +200,18 @@ fn asks() -> impl Strategy<Value = Ask> {
         duration_ms,
     });
     let kept = proptest::option::weighted(0.2, kept);
-    (prompt, limits, kept).prop_map(|(prompt, (max_tokens, min_tokens, stop_at), kept)| {
+    let deadline = || prop_oneof![5 => Just(None), 1 => (1..2000_u64).prop_map(Some)];
+    let turn = (0..3_usize, -2..3_i32, deadline(), deadline());
+    let turn = turn.prop_map(|(tenant, priority, deadline, queue_deadline)| Say {
+        tenant,
+        priority,
+        deadline,
+        queue_deadline,
+    });
+    (prompt, limits, kept, turn).prop_map(|(prompt, (max_tokens, min_tokens, stop_at), kept, turn)| {
         let (family, shared, suffix, own, who) = prompt;
         let min_tokens = min_tokens.min(max_tokens);
-        Ask { family, shared, suffix, own, who, max_tokens, min_tokens, stop_at, kept }
+        Ask { family, shared, suffix, own, who, max_tokens, min_tokens, stop_at, kept, turn }
     })
 }
 
@@ -190,7 +237,8 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
     match *event {
         Event::Submit(ref ask, times) => (0..times).try_for_each(|_| {
             let (identity, prompt, limits) = ask.request(driver.config());
-            let id = driver.submit_as(identity, prompt, limits)?;
+            let asked = ask.turn.asked(driver);
+            let id = driver.submit_asked(identity, prompt, limits, asked)?;
             ever.extend(id);
             id.zip(ask.kept).map_or(Ok(()), |(id, range)| driver.keep(id, &[range]))
         }),
@@ -256,10 +304,32 @@ fn submit_nonsense(driver: &mut Driver, which: u8) -> Checked {
         2 => (vec![VOCAB], limits(1, 0, vec![])),
         3 => (vec![1], limits(1, 0, vec![VOCAB])),
         4 => (vec![1], limits(0, 0, vec![])),
-        _ => (vec![1], limits(2, 3, vec![])),
+        5 => (vec![1], limits(2, 3, vec![])),
+        _ => (vec![1], limits(1, 0, vec![])),
     };
-    let id = driver.submit(prompt, limits)?;
+    let mut asked = Asked::default();
+    match which {
+        6 => asked.turn.priority = 1001,
+        7 => asked.turn.deadline_us = 0,
+        8 => asked.turn.queue_deadline_us = 1,
+        9 => asked.tenant = LONG_NAME,
+        _ => asked.turn.priority = i32::from(which == 10) * -1001,
+    }
+    let id = driver.submit_asked(Identity::of(Domain::Deployment), prompt, limits, asked)?;
     ensure(id.is_none(), "submit", || format!("nonsense {which} is accepted"))
+}
+
+impl Say {
+    fn asked(&self, driver: &Driver) -> Asked<'static> {
+        let is_priority = driver.config().queue.policy == PolicyKind::Priority;
+        let at = |from_now: Option<u64>| from_now.map_or(u64::MAX, |us| driver.now_us() + 7 + us);
+        let turn = Turn {
+            priority: if is_priority { self.priority } else { 0 },
+            deadline_us: at(self.deadline),
+            queue_deadline_us: at(self.queue_deadline),
+        };
+        Asked { tenant: ["", "a", "b"][self.tenant], turn }
+    }
 }
 
 impl Ask {

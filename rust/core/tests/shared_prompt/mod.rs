@@ -131,5 +131,6 @@ fn config(num_blocks: u32, budget: u32) -> Config {
         explain_misses: false,
         pin_budget: 0,
         enable_partial_hits: false,
+        queue: blocktable_core::queue_rules::QueueRules::default(),
     }
 }

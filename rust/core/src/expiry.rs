@@ -1,0 +1,65 @@
+//! Ends requests whose time is over: one that was never admitted is refused, any other is aborted, wherever it is.
+//!
+//! Before: a plan begins and says what time it is. After: nobody lives whose deadline is `now_us` or earlier. Those with a deadline
+//! stand in a heap, so a plan looks only at who is due, and at the next one.
+
+use crate::mutant::{self, Mutant};
+use crate::rank::Ask;
+use crate::request::End;
+use crate::scheduler::Scheduler;
+use crate::seat_heap::{NOWHERE, SeatHeap};
+
+/// Deadlines of live requests.
+#[derive(Debug, Default)]
+pub(crate) struct Expiries {
+    heap: SeatHeap,
+    places: Vec<u32>,
+}
+
+impl Expiries {
+    /// The request at `seat` begins to live, or was admitted for the first time.
+    pub fn set(&mut self, seat: usize, ask: &Ask) {
+        let due = ask.turn.deadline_us.min(ask.turn.queue_deadline_us);
+        self.clear(seat);
+        if due != u64::MAX {
+            self.heap.push(&mut self.places, seat, (due, ask.rank.arrival));
+        }
+    }
+
+    /// The request at `seat` has no deadline any more.
+    pub fn clear(&mut self, seat: usize) {
+        if self.places.get(seat).is_some_and(|&place| place != NOWHERE) {
+            self.heap.remove(&mut self.places, seat);
+        }
+    }
+
+    fn due(&self, now_us: u64) -> Option<usize> {
+        self.heap.first().filter(|&((due, _), _)| due <= now_us).map(|(_, seat)| seat)
+    }
+
+    /// When the next one is over.
+    pub fn next_us(&self) -> Option<u64> {
+        self.heap.first().map(|((due, _), _)| due)
+    }
+}
+
+impl Scheduler {
+    /// The next time at which a request's deadline is over, if there is one: an engine that sleeps wakes up then.
+    #[must_use]
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        self.expiries.next_us()
+    }
+
+    /// Ends everybody whose time is over.
+    pub(crate) fn expire(&mut self, now_us: u64) {
+        if mutant::is_on(Mutant::NeverExpires) {
+            return;
+        }
+        while let Some(seat) = self.expiries.due(now_us) {
+            let never_admitted = self.asks[seat].turn.queue_deadline_us <= now_us;
+            let end = if never_admitted { End::Refused } else { End::Expired };
+            let id = self.request(seat).id;
+            self.leave(id, end);
+        }
+    }
+}

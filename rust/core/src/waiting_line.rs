@@ -1,0 +1,150 @@
+//! The requests that wait, in the order of a policy: whoever joins, leaves, or is looked at costs the logarithm of how many wait.
+//!
+//! Before: submit and preemption let seats join. After: a plan looks at them one by one with [`next`](WaitingLine::next); who is not
+//! admitted stands [aside](WaitingLine::restore) until the plan is done, and then at the same place again. Within a line of the policy
+//! seats are ordered by key, the lines by their standing, so nothing here depends on the order of a hash table.
+
+use crate::policy::Policy;
+use crate::rank::Ask;
+use crate::seat_heap::{Key, NOWHERE, SeatHeap};
+
+/// Seats of waiting requests.
+#[derive(Debug)]
+pub(crate) struct WaitingLine {
+    pub policy: Box<dyn Policy>,
+    lines: Vec<SeatHeap>,
+    places: Vec<u32>,
+    /// The lines in which somebody stands.
+    order: SeatHeap,
+    order_places: Vec<u32>,
+    /// Looked at in the plan under way, and still waiting.
+    aside: Vec<usize>,
+    /// Those that wait, the ones aside included.
+    len: usize,
+}
+
+impl WaitingLine {
+    pub fn new(policy: Box<dyn Policy>) -> Self {
+        WaitingLine {
+            policy,
+            lines: Vec::new(),
+            places: Vec::new(),
+            order: SeatHeap::default(),
+            order_places: Vec::new(),
+            aside: Vec::new(),
+            len: 0,
+        }
+    }
+
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Lets `seat` wait from now on; its tenant has `weight`.
+    pub fn join(&mut self, seat: usize, ask: &Ask, weight: u32) {
+        let line = self.policy.line(ask);
+        if self.lines.len() <= line {
+            self.lines.resize(line + 1, SeatHeap::default());
+        }
+        if self.lines[line].is_empty() {
+            let lowest = self.lowest_line().map(|line| self.policy.standing(line));
+            self.policy.wake(line, weight, lowest);
+        }
+        self.put(seat, line, self.policy.key(ask));
+        self.len += 1;
+    }
+
+    /// Takes `seat`, which waits and is not aside, out.
+    pub fn leave(&mut self, seat: usize, ask: &Ask) {
+        let line = self.policy.line(ask);
+        self.take(seat, line);
+        self.len -= 1;
+        if self.lines[line].is_empty() {
+            self.policy.sleep(line);
+        }
+    }
+
+    /// The key of `seat`, which waits and is not aside, is another one now.
+    pub fn reorder(&mut self, seat: usize, ask: &Ask) {
+        let line = self.policy.line(ask);
+        self.lines[line].change(&mut self.places, seat, self.policy.key(ask));
+    }
+
+    /// The next request to look at; it stands aside afterwards.
+    pub fn next(&mut self) -> Option<usize> {
+        let line = self.lowest_line()?;
+        let (_, seat) = self.lines[line].first()?;
+        self.take(seat, line);
+        self.aside.push(seat);
+        Some(seat)
+    }
+
+    /// The request that was looked at last does not wait any more.
+    pub fn admit(&mut self, ask: &Ask) {
+        self.aside.pop();
+        self.len -= 1;
+        let line = self.policy.line(ask);
+        if self.lines[line].is_empty() {
+            self.policy.sleep(line);
+        }
+    }
+
+    /// Those that stand aside go back to their places.
+    pub fn restore(&mut self, asks: &[Ask]) {
+        while let Some(seat) = self.aside.pop() {
+            let ask = &asks[seat];
+            self.put(seat, self.policy.line(ask), self.policy.key(ask));
+        }
+    }
+
+    /// Who is to be looked at first.
+    pub fn first(&self) -> Option<usize> {
+        let standing = |line: usize| (self.policy.standing(line), line);
+        let line = self.order.iter().map(|(_, line)| line).min_by_key(|&line| standing(line))?;
+        self.lines[line].first().map(|(_, seat)| seat)
+    }
+
+    /// All seats but those aside, in no order, with their keys.
+    pub fn seats(&self) -> impl Iterator<Item = (Key, usize)> + '_ {
+        self.lines.iter().flat_map(SeatHeap::iter)
+    }
+
+    /// Whether the orders are sound and everybody is counted.
+    pub fn is_sound(&self) -> bool {
+        let sound = self.order.is_sound(&self.order_places)
+            && self.lines.iter().all(|line| line.is_sound(&self.places))
+            && self.lines.iter().enumerate().all(|(line, heap)| {
+                heap.is_empty() == self.order_places.get(line).is_none_or(|&place| place == NOWHERE)
+            });
+        let counted: usize = self.lines.iter().map(SeatHeap::len).sum();
+        sound && self.aside.is_empty() && counted == self.len
+    }
+
+    /// The line that goes first. A line whose standing rose is moved when it comes to the head.
+    fn lowest_line(&mut self) -> Option<usize> {
+        loop {
+            let (key, line) = self.order.first()?;
+            let standing = self.policy.standing(line);
+            if standing == key.0 {
+                return Some(line);
+            }
+            self.order.change(&mut self.order_places, line, (standing, line as u64));
+        }
+    }
+
+    fn put(&mut self, seat: usize, line: usize, key: Key) {
+        if self.lines[line].is_empty() {
+            let standing = self.policy.standing(line);
+            self.order.push(&mut self.order_places, line, (standing, line as u64));
+        }
+        self.lines[line].push(&mut self.places, seat, key);
+    }
+
+    fn take(&mut self, seat: usize, line: usize) {
+        self.lines[line].remove(&mut self.places, seat);
+        if self.lines[line].is_empty() {
+            self.order.remove(&mut self.order_places, line);
+        }
+    }
+}
