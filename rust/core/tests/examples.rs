@@ -15,6 +15,7 @@ use blocktable_core::error::Error;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::{RequestId, StepId};
 use blocktable_core::plan::PlanMemory;
+use blocktable_core::queue_rules::QueueRules;
 use blocktable_core::request::{End, Limits};
 use blocktable_core::{Committed, Scheduler};
 
@@ -170,7 +171,8 @@ fn a_fork_that_cannot_run_at_once_is_refused_as_a_whole() -> Checked {
 /// The victims are the cheapest of those below, who lost its place stands before who came later, and nobody's answer changes.
 #[test]
 fn preemption_keeps_the_order_of_arrival() -> Checked {
-    let mut driver = Driver::new(Config { enable_prefix_caching: false, ..config(11, 2) });
+    let queue = QueueRules { max_pass: 0, ..QueueRules::default() };
+    let mut driver = Driver::new(Config { enable_prefix_caching: false, queue, ..config(11, 2) });
     for (family, len) in [(1, 4), (2, 3), (3, 11), (4, 3)] {
         driver.submit(prompt(family, len), up_to(14))?;
     }
@@ -342,7 +344,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         explain_misses: true,
         pin_budget: 0,
         enable_partial_hits: false,
-        queue: blocktable_core::queue_rules::QueueRules::default(),
+        queue: QueueRules::default(),
     }
 }
 
