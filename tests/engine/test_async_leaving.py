@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from blocktable import AsyncLLM, RequestOutput, RequestOutputKind
-from blocktable.engine.step_loop import StepLoop
+from blocktable.engine.orders import Orders
 from blocktable.engine.step_thread import StepThread
 
 from .conftest import MakeAsync, MakeLLM
@@ -286,6 +286,8 @@ def test_64_threads_submit_and_abort(make_async: MakeAsync, rng: random.Random) 
     settle(engine)
 
 
+_carry_out_all = Orders.carry_out_all
+
 PLANTED: dict[str, tuple[type, str, Callable[..., Any], Callable[..., None]]] = {
     "a request that goes on when it is left": (
         StepThread,
@@ -300,17 +302,17 @@ PLANTED: dict[str, tuple[type, str, Callable[..., Any], Callable[..., None]]] = 
         lambda engine: asyncio.run(leave_in_state(engine, "decode", closing, RequestOutputKind.DELTA)),
     ),
     "results before aborts": (
-        StepLoop,
-        "_carry_out_all",
-        lambda self: [self._carry_out(self._orders.get_nowait()) for _ in range(self._orders.qsize()) if not _in_step(self)],
+        Orders,
+        "carry_out_all",
+        lambda self: None if _behind_the_model() else _carry_out_all(self),
         lambda engine: test_no_token_comes_after_an_abort_in_the_last_step(engine),
     ),
 }
 
 
-def _in_step(loop: Any) -> bool:
-    """Whether the call comes from behind the model and not from before the plan."""
-    return sys._getframe(3).f_code.co_name == "_run"
+def _behind_the_model() -> bool:
+    """Whether the orders are to be carried out before a commit and not before a plan."""
+    return sys._getframe(2).f_code.co_name == "_run"
 
 
 def _leave_one(engine: AsyncLLM) -> None:

@@ -13,16 +13,17 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from .._core import Scheduler
 from ..errors import EngineDeadError, InvalidInputError
+from ..retention import KvCacheRetentionConfig
 from ..sampling.params import RequestOutputKind, SamplingParams
 from ..text.tokenizer import Tokenizer
 from .build import build_engine
 from .config import EngineConfig
 from .cpu_budget import usable_cpus
-from .intake import Job, Wishes
+from .intake import Job, Wishes, WishOptions
 from .mailbox import AsyncMailbox, BlockingMailbox, Mailbox
 from .outputs import RequestOutput
 from .report import KVReport, make_report
@@ -67,15 +68,13 @@ class AsyncLLM:
         prompt: Any,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-        *,
-        tenant: str | None = None,
+        **wishes: Unpack[WishOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt: outputs as they come, the last with `finished` set.
 
-        `prompt`: a text, `{"prompt": text}` or `{"prompt_token_ids": ids}`, perhaps with a `cache_salt`. What an output holds
-        says `sampling_params.output_kind`; a reader that comes late finds what it missed merged into one output.
-        `request_id` is how the outputs and `abort` call it; None = one that nobody has. `tenant` is whose it is, from
-        authenticated context: cached blocks are shared within a tenant only.
+        `prompt`: as in `LLM.generate`, but one. What an output holds says `sampling_params.output_kind`; a reader that comes
+        late finds what it missed merged into one output. `request_id` is how the outputs and `abort` call it; None = one that
+        nobody has. `wishes` are the fields of `Wishes`: `tenant`.
 
         Leaving the generator (by `break`, an exception, a cancelled task) ends the request within one step. A generator that
         is left by `break` is closed when its last reference goes; `contextlib.aclosing` closes it at once.
@@ -85,7 +84,7 @@ class AsyncLLM:
         """
 
         def read() -> Job:
-            return self._intake.job(prompt, sampling_params, Wishes(tenant=tenant))
+            return self._intake.job(prompt, sampling_params, Wishes.of(wishes))
 
         return self._answers(read, sampling_params, request_id, is_long=_is_long(prompt))
 
@@ -96,13 +95,20 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         add_generation_prompt: bool = True,
-        tenant: str | None = None,
+        cache_salt: str | None = None,
+        kv_cache_retention_config: KvCacheRetentionConfig | None = None,
+        **wishes: Unpack[WishOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, a list of messages with `role` and `content`, as `generate` does."""
 
         def read() -> Job:
-            prompts = self._intake.read_chats(messages, add_generation_prompt=add_generation_prompt)
-            return self._intake.only_job(messages, prompts, sampling_params, Wishes(tenant=tenant))
+            prompts = self._intake.read_chats(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                cache_salt=cache_salt,
+                kv_cache_retention_config=kv_cache_retention_config,
+            )
+            return self._intake.only_job(messages, prompts, sampling_params, Wishes.of(wishes))
 
         # A template is a program: nobody knows how long it takes.
         return self._answers(read, sampling_params, request_id, is_long=True)
@@ -112,12 +118,11 @@ class AsyncLLM:
         prompt: Any,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-        *,
-        tenant: str | None = None,
+        **wishes: Unpack[WishOptions],
     ) -> Iterator[RequestOutput]:
         """As `generate`, for a thread without an event loop: it sleeps between the outputs. Queued at the first `next`."""
         self._thread.check()
-        job = self._intake.job(prompt, sampling_params, Wishes(tenant=tenant))
+        job = self._intake.job(prompt, sampling_params, Wishes.of(wishes))
         name = self._thread.name(request_id)
         mailbox = BlockingMailbox(self._thread.outbox, name, _kind(sampling_params))
         claim = self._claim(mailbox, job)
@@ -176,6 +181,15 @@ class AsyncLLM:
     def stalled_s(self) -> float:
         """Seconds since a step ended, while there is something to do, else 0.0. A step that hangs shows here."""
         return self._thread.still_s()
+
+    async def pin(self, prompt: Any) -> tuple[int, int]:
+        """Hold the longest cached prefix of one prompt until `unpin`: see `LLM.pin`."""
+        read = self._intake.only(prompt, self._intake.read(prompt))
+        return await asyncio.wrap_future(self._thread.call(lambda: self._engine.loop.pin(read)))
+
+    async def unpin(self, pin: int) -> None:
+        """Give the blocks of a pin back. Raises `InvalidInputError` if there is no such pin any more."""
+        await asyncio.wrap_future(self._thread.call(lambda: self._engine.loop.unpin(pin)))
 
     async def reset_prefix_cache(self) -> int:
         """Forget cached prefixes that no running request uses; returns how many blocks forgot theirs."""

@@ -6,11 +6,11 @@ are right, or none is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, UnknownOptionError
 from ..sampling.params import ResolvedSampling, SamplingParams
 from .request import Prompt, read_chats, read_prompts
 
@@ -20,12 +20,19 @@ if TYPE_CHECKING:
 MAX_TENANT_LENGTH = 256  # characters
 
 
+class WishOptions(TypedDict, total=False):
+    """How requests want to be treated beside others, as every door takes it: see `Wishes`."""
+
+    tenant: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """How a request wants to be treated beside others. Every door takes these; what stands here is checked."""
+    """How a request wants to be treated beside others. What stands here is checked."""
 
     tenant: str | None = None
-    """Whose it is. It shares cached blocks with the same tenant only (it is the domain of its keys)."""
+    """Whose it is, from authenticated context. It shares cached blocks with the same tenant only (it is the domain of its
+    keys)."""
 
     def __post_init__(self) -> None:
         tenant = self.tenant
@@ -34,8 +41,18 @@ class Wishes:
         if not isinstance(tenant, str) or not 1 <= len(tenant) <= MAX_TENANT_LENGTH:
             raise InvalidInputError("tenant", tenant, f"must be a text of 1..{MAX_TENANT_LENGTH} characters")
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Wishes:
+        """The record of these options. Raises `UnknownOptionError` naming the nearest, and `InvalidInputError`."""
+        known = {field.name for field in fields(cls)}
+        for name, value in options.items():
+            if name not in known:
+                raise UnknownOptionError(name, value, known)
+        return cls(**options)
+
 
 NO_WISHES = Wishes()
+"""Of a request that says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +87,14 @@ class Intake:
 
     def only_job(self, given: Any, prompts: Sequence[Prompt], params: Any, wishes: Wishes = NO_WISHES) -> Job:
         """The job of the one prompt that was read from `given`; several are refused."""
+        [job] = self.jobs([self.only(given, prompts)], params, wishes)
+        return job
+
+    def only(self, given: Any, prompts: Sequence[Prompt]) -> Prompt:
+        """The one prompt that was read from `given`; several are refused."""
         if len(prompts) != 1:
             raise InvalidInputError("prompt", given, "must be one prompt")
-        [job] = self.jobs(prompts, params, wishes)
-        return job
+        return prompts[0]
 
     def jobs(self, prompts: Sequence[Prompt], params: Any, wishes: Wishes = NO_WISHES) -> list[Job]:
         """Each prompt with its own resolved parameters: one for all, or one for each."""

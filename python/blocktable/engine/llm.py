@@ -157,10 +157,8 @@ class LLM:
         `PinBudgetError` (needed, pinned, budget: blocks) if all pins would hold more than `pin_budget` blocks,
         `OutOfBlocksError`, or `InvalidInputError`, also if nothing of it is cached; nothing changes then.
         """
-        prompts = self._open.intake.read(prompt)
-        if len(prompts) != 1:
-            raise InvalidInputError("prompt", prompt, "must be one prompt")
-        return self._open.loop.pin(prompts[0])
+        intake = self._open.intake
+        return self._open.loop.pin(intake.only(prompt, intake.read(prompt)))
 
     def unpin(self, pin: int) -> None:
         """Give the blocks of a pin back. Raises `InvalidInputError` if there is no such pin any more."""

@@ -10,10 +10,8 @@ nowhere else.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -30,6 +28,7 @@ from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
 from .intake import Job
 from .live_request import Inbox, LiveRequest
+from .orders import Order, Orders
 from .report import StepTimes
 from .request import Prompt
 from .running_rows import RunningRows
@@ -41,9 +40,6 @@ NO_STEP = 2**63 - 1
 
 
 _OPEN: AbstractContextManager[Any] = nullcontext()
-
-Order = Callable[[], None]
-"""Something to be done between two crossings of the border, by whoever runs the steps. It raises nothing."""
 
 
 class Forward(Protocol):
@@ -95,9 +91,7 @@ class StepLoop:
         # Whoever has come to add or abort holds the gate until it has had its turn. A step passes through it first: a loop of
         # steps that lets go of `_turn` for a moment only would take it again before anybody else wakes up.
         self._gate = threading.Lock()
-        # Its `put` never waits, and may be called from a finalizer that runs in the middle of another `put`.
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._is_ordered = False  # an order is being carried out
+        self._orders = Orders()
 
     @property
     def has_unfinished(self) -> bool:
@@ -164,17 +158,16 @@ class StepLoop:
 
     def post(self, order: Order) -> None:
         """Have `order` carried out by whoever runs the steps, before its next plan or commit. From any thread; never waits."""
-        self._orders.put(order)
+        self._orders.post(order)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Sleep until an order is posted, at most `timeout_s`, and carry it out."""
-        try:
-            order = self._orders.get(timeout=timeout_s)
-        except queue.Empty:
+        order = self._orders.next(timeout_s)
+        if order is None:
             return
         with self._turn:
             self._mend()
-            self._carry_out(order)
+            self._orders.carry_out(order)
 
     def step(self) -> bool:
         """Run one step: outputs go to the inboxes. With nothing to run it only tells ends, and returns false.
@@ -209,17 +202,17 @@ class StepLoop:
 
     def pin(self, prompt: Prompt) -> tuple[int, int]:
         """Hold the cached prefix of a prompt; returns what `Scheduler.pin` does, and raises what it raises."""
-        with self._gate, self._turn:
+        with self._way_in, self._turn:
             return self.scheduler.pin(prompt.array, cache_salt=prompt.cache_salt)
 
     def unpin(self, pin: int) -> None:
         """Give a pin back. Raises `InvalidInputError` if there is no such pin any more."""
-        with self._gate, self._turn:
+        with self._way_in, self._turn:
             self.scheduler.unpin(pin)
 
     def reset_prefix_cache(self) -> int:
         """Forget cached prefixes that no running request uses; returns how many blocks forgot theirs."""
-        with self._gate, self._turn:
+        with self._way_in, self._turn:
             forgotten = self.scheduler.reset_prefix_cache()
             if self._publisher is not None:
                 self._publisher.drain(self.scheduler)
@@ -238,19 +231,7 @@ class StepLoop:
     @property
     def _way_in(self) -> AbstractContextManager[Any]:
         """The gate; not in an order, which has the turn already: whoever holds the gate may be waiting for that."""
-        return _OPEN if self._is_ordered else self._gate
-
-    def _carry_out(self, order: Order) -> None:
-        self._is_ordered = True
-        try:
-            order()
-        finally:
-            self._is_ordered = False
-
-    def _carry_out_all(self) -> None:
-        """The orders that have been posted, in order. Those that come meanwhile have to wait, so that this ends."""
-        for _ in range(self._orders.qsize()):
-            self._carry_out(self._orders.get_nowait())
+        return _OPEN if self._orders.is_busy else self._gate
 
     def _mend(self) -> None:
         """An earlier call was interrupted even while it cleaned up: do that now."""
@@ -258,7 +239,7 @@ class StepLoop:
             self.abandon()
 
     def _step(self) -> bool:
-        self._carry_out_all()
+        self._orders.carry_out_all()
         begun_ns = time.perf_counter_ns()
         plan = self.scheduler.plan(begun_ns // 1000)
         plan_ns = time.perf_counter_ns() - begun_ns
@@ -285,7 +266,7 @@ class StepLoop:
             return
         self._failures = 0
         # Who left while the model ran is gone before its result comes.
-        self._carry_out_all()
+        self._orders.carry_out_all()
         ids, starts = sampled.accepted()
         begun_ns = time.perf_counter_ns()
         done = self.scheduler.commit(plan.step, ids, starts, begun_ns // 1000)
