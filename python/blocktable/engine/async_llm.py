@@ -74,7 +74,8 @@ class AsyncLLM:
 
         `prompt`: as in `LLM.generate`, but one. What an output holds says `sampling_params.output_kind`; a reader that comes
         late finds what it missed merged into one output. `request_id` is how the outputs and `abort` call it; None = one that
-        nobody has. `wishes` are the fields of `Wishes`: `tenant`.
+        nobody has. `wishes` are the fields of `intake.Wishes`: `tenant`, `priority`,
+        `queue_deadline_s`, `deadline_s`.
 
         Leaving the generator (by `break`, an exception, a cancelled task) ends the request within one step. A generator that
         is left by `break` is closed when its last reference goes; `contextlib.aclosing` closes it at once.

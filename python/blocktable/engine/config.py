@@ -22,10 +22,13 @@ HASH_ALGORITHMS = ("sha256", "blake3", "sha256_cbor", "vllm_sha256")
 
 WEIGHT_LAYOUTS = ("auto", "as_loaded", "transposed")
 
+POLICIES = ("fcfs", "priority", "fair", "deadline", "prefix")
+
 OTHER_NAMES = {
     "gpu_memory_utilization": "memory_share",
     "num_gpu_blocks_override": "num_blocks",
     "prefix_caching_hash_algo": "hash_algorithm",
+    "scheduling_policy": "policy",
 }
 """What vLLM calls options whose names say GPU, although they hold for any device, or whose values mean something else there."""
 
@@ -84,6 +87,21 @@ class EngineConfig:
     """Prompt tokens that one sequence may take of a step; 0 = the whole budget."""
     max_preemptions: int = 16
     """A request preempted as often is taken again only when there is no other victim."""
+    policy: str = "fcfs"
+    """Whose turn it is among those that wait: `fcfs`; `priority`, the lowest first; `fair`, the tenant that was served least by
+    its weight; `deadline`, the earliest first; `prefix`, the longest cached prefix first."""
+    ageing_us: int = 1_000_000
+    """Microseconds of waiting that count as one priority (policy `priority`)."""
+    latest_deadline_us: int = 60_000_000
+    """Microseconds after which a request without a deadline is ordered as if it had one (policy `deadline`)."""
+    prefix_band: int = 1024
+    """Arrivals in a row among which the longest cached prefix goes first (policy `prefix`)."""
+    max_pass: int = 8
+    """Smaller requests that may be admitted before one that does not fit yet."""
+    tenants: Mapping[str, Mapping[str, int]] | None = None
+    """Rules of tenants by name: `{"name": {"weight": 1..4096}}` (policy `fair`)."""
+    other_tenants: Mapping[str, int] | None = None
+    """Rules of every other tenant."""
     seed: int = 0
     """Where the random numbers of requests without a seed of their own begin."""
     num_threads: int | None = None
@@ -115,6 +133,13 @@ class EngineConfig:
         _need_one_of("hash_algorithm", self.hash_algorithm, HASH_ALGORITHMS)
         _need_int("long_prefill_threshold", self.long_prefill_threshold, 0, 2**27)
         _need_int("max_preemptions", self.max_preemptions, 0, 2**16)
+        _need_one_of("policy", self.policy, POLICIES)
+        _need_int("ageing_us", self.ageing_us, 1, 2**50)
+        _need_int("latest_deadline_us", self.latest_deadline_us, 1, 2**50)
+        _need_int("prefix_band", self.prefix_band, 1, 2**24)
+        _need_int("max_pass", self.max_pass, 0, 2**24)
+        _need_mapping("tenants", self.tenants)
+        _need_mapping("other_tenants", self.other_tenants)
         _need_int("seed", self.seed, 0, MAX_SEED)
         _need_int("num_threads", self.num_threads, 1, 1024, optional=True)
         _need_int("max_step_retries", self.max_step_retries, 0, 100)
@@ -149,6 +174,12 @@ def _need_one_of(field: str, value: Any, known: tuple[str, ...]) -> None:
 def _need_bool(field: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise InvalidInputError(field, value, "must be True or False")
+
+
+def _need_mapping(field: str, value: Any) -> None:
+    """What stands in it is the core's to check: it depends on no model, but only the core knows the rules."""
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidInputError(field, value, "must be a dictionary")
 
 
 def _need_int(field: str, value: Any, low: int, high: int, optional: bool = False) -> None:

@@ -17,13 +17,19 @@ from .request import Prompt, read_chats, read_prompts
 if TYPE_CHECKING:
     from .build import Engine
 
-MAX_TENANT_LENGTH = 256  # characters
+MAX_TENANT_LENGTH = 256  # bytes of UTF-8
+
+MAX_DEADLINE_S = 1e9
+"""Some 30 years."""
 
 
 class WishOptions(TypedDict, total=False):
     """How requests want to be treated beside others, as every door takes it: see `Wishes`."""
 
     tenant: str | None
+    priority: int
+    queue_deadline_s: float | None
+    deadline_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +37,23 @@ class Wishes:
     """How a request wants to be treated beside others. What stands here is checked."""
 
     tenant: str | None = None
-    """Whose it is, from authenticated context. It shares cached blocks with the same tenant only (it is the domain of its
-    keys)."""
+    """Whose it is, from authenticated context. It uses that tenant's share (policy `fair`), and shares cached blocks with the
+    same tenant only (it is the domain of its keys)."""
+    priority: int = 0
+    """-1000..1000, lower goes first; only with policy `priority`."""
+    queue_deadline_s: float | None = None
+    """Seconds after it came: if it has not been admitted by then, it is refused."""
+    deadline_s: float | None = None
+    """Seconds after it came: if it lives then, it is aborted, wherever it is. Policy `deadline` takes the earliest first."""
 
     def __post_init__(self) -> None:
         tenant = self.tenant
-        if tenant is None:
-            return
-        if not isinstance(tenant, str) or not 1 <= len(tenant) <= MAX_TENANT_LENGTH:
-            raise InvalidInputError("tenant", tenant, f"must be a text of 1..{MAX_TENANT_LENGTH} characters")
+        if tenant is not None and not (isinstance(tenant, str) and 1 <= _num_bytes(tenant) <= MAX_TENANT_LENGTH):
+            raise InvalidInputError("tenant", tenant, f"must be a text of 1..{MAX_TENANT_LENGTH} bytes")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int) or not -1000 <= self.priority <= 1000:
+            raise InvalidInputError("priority", self.priority, "must be a whole number from -1000 to 1000")
+        for name in ("queue_deadline_s", "deadline_s"):
+            _check_deadline(name, getattr(self, name))
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Wishes:
@@ -49,6 +63,22 @@ class Wishes:
             if name not in known:
                 raise UnknownOptionError(name, value, known)
         return cls(**options)
+
+
+def _num_bytes(text: str) -> int:
+    """Bytes of UTF-8; 0 if it has none."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return 0
+
+
+def _check_deadline(name: str, value: Any) -> None:
+    if value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= MAX_DEADLINE_S:
+        raise InvalidInputError(name, value, f"must be a number of seconds above 0, at most {MAX_DEADLINE_S:g}")
 
 
 NO_WISHES = Wishes()

@@ -19,6 +19,9 @@ from .request import Prompt
 
 NANOSECONDS = 1_000_000_000
 
+ABORTS = {_core.END_ABORTED_DEADLINE: "deadline", _core.END_ABORTED_CAPACITY: "capacity"}
+"""Why the core aborted what nobody asked to abort."""
+
 
 class Inbox(Protocol):
     """Where a caller takes the outputs of its own requests from: a deque, oldest first, or a mailbox."""
@@ -88,6 +91,8 @@ class LiveRequest:
 
     def _tell_why(self, answer: CompletionOutput, code: int, text: OutputText, token_ids: list[int]) -> None:
         answer.finish_reason = self._finish_reason(code, text)
+        if answer.finish_reason == "abort":
+            answer.stop_reason = ABORTS.get(code)
         if answer.finish_reason != "stop":
             return
         if text.stop_string is not None:
@@ -101,6 +106,8 @@ class LiveRequest:
         # A stop string that the last allowed token completed counts as a stop.
         if code == _core.END_FINISHED_STOP or (code == _core.END_FINISHED_LENGTH and text.stop_string is not None):
             return "stop"
+        if code == _core.END_REFUSED_QUEUE_DEADLINE:
+            return "refused"
         return "length" if code == _core.END_FINISHED_LENGTH else "abort"
 
     def _output(self, text: str, token_ids: list[int], *, finished: bool = False) -> RequestOutput:

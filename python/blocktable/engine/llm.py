@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from .._core import Scheduler
 from ..errors import InvalidInputError
@@ -20,7 +20,7 @@ from ..sampling.params import SamplingParams
 from .batch import Batch, Stream
 from .build import Engine, build_engine
 from .config import EngineConfig
-from .intake import NO_WISHES, Job
+from .intake import Job, Wishes, WishOptions
 from .outputs import RequestOutput
 from .report import KVReport, make_report
 
@@ -53,17 +53,22 @@ class LLM:
         return tokenizer is not None and tokenizer.has_chat_template
 
     def generate(
-        self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, use_tqdm: bool = False
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = False,
+        **wishes: Unpack[WishOptions],
     ) -> list[RequestOutput]:
         """Answer every prompt; the results stand in the order of the prompts.
 
         `prompts`: a text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of those; a dictionary may have a
         `cache_salt`, and shares cached blocks only with equal salts, and a `kv_cache_retention_config`
         (`blocktable.retention`), which says how long its blocks stay cached. `sampling_params`: one for all, or one for each
-        prompt. Raises `InvalidInputError` or `NeverFitsError` for any bad one, before any runs.
+        prompt. `wishes` are the fields of `intake.Wishes`, for all of them: `tenant`, `priority`, `queue_deadline_s`,
+        `deadline_s`. Raises `InvalidInputError` or `NeverFitsError` for any bad one, before any runs.
         """
         intake = self._open.intake
-        return self._run(intake.jobs(intake.read(prompts), sampling_params), use_tqdm)
+        return self._run(intake.jobs(intake.read(prompts), sampling_params, Wishes.of(wishes)), use_tqdm)
 
     def chat(
         self,
@@ -74,6 +79,7 @@ class LLM:
         add_generation_prompt: bool = True,
         cache_salt: str | None = None,
         kv_cache_retention_config: KvCacheRetentionConfig | None = None,
+        **wishes: Unpack[WishOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages with `role` and `content`) or a list of them, as `generate` does.
 
@@ -86,9 +92,14 @@ class LLM:
             cache_salt=cache_salt,
             kv_cache_retention_config=kv_cache_retention_config,
         )
-        return self._run(intake.jobs(prompts, sampling_params), use_tqdm)
+        return self._run(intake.jobs(prompts, sampling_params, Wishes.of(wishes)), use_tqdm)
 
-    def stream(self, prompts: Any, sampling_params: SamplingParams | Sequence[SamplingParams] | None = None) -> Stream:
+    def stream(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **wishes: Unpack[WishOptions],
+    ) -> Stream:
         """As `generate`, but yields (place of the prompt, output) for every token as it comes.
 
         An output's `text` and `token_ids` are what is new; the one with `finished` set is the last of its prompt and
@@ -96,7 +107,7 @@ class LLM:
         requests.
         """
         intake = self._open.intake
-        return self._stream(intake.jobs(intake.read(prompts), sampling_params))
+        return self._stream(intake.jobs(intake.read(prompts), sampling_params, Wishes.of(wishes)))
 
     def stream_chat(
         self,
@@ -106,6 +117,7 @@ class LLM:
         add_generation_prompt: bool = True,
         cache_salt: str | None = None,
         kv_cache_retention_config: KvCacheRetentionConfig | None = None,
+        **wishes: Unpack[WishOptions],
     ) -> Stream:
         """As `stream`, for one conversation or a list of them."""
         intake = self._open.intake
@@ -115,14 +127,14 @@ class LLM:
             cache_salt=cache_salt,
             kv_cache_retention_config=kv_cache_retention_config,
         )
-        return self._stream(intake.jobs(prompts, sampling_params))
+        return self._stream(intake.jobs(prompts, sampling_params, Wishes.of(wishes)))
 
-    def add_request(self, prompt: Any, sampling_params: SamplingParams | None = None) -> str:
+    def add_request(self, prompt: Any, sampling_params: SamplingParams | None = None, **wishes: Unpack[WishOptions]) -> str:
         """Queue one prompt for `step`; returns its request id.
 
         Raises `InvalidInputError`, `NeverFitsError`, or `QueueFullError`; nothing is queued then.
         """
-        job = self._open.intake.job(prompt, sampling_params, NO_WISHES)
+        job = self._open.intake.job(prompt, sampling_params, Wishes.of(wishes))
         return str(self._open.loop.add(job, self._inbox))
 
     def step(self) -> list[RequestOutput]:

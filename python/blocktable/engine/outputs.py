@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "refused", "error"]
 """Why an output ended, a closed table: `stop` an end token or a stop string; `length` max_tokens or the model's length;
-`abort` the caller gave up, or the blocks did not suffice for it alone; `error` its step failed or its logits held no
-choice."""
+`abort` the caller gave up, its deadline was over, or the blocks did not suffice for it alone; `refused` its queue deadline was
+over before it was admitted; `error` its step failed or its logits held no choice."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,8 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     """None while it goes on."""
     stop_reason: int | str | None = None
-    """The stop string or the stop token id that ended it; None for the model's own end token and for all other ends."""
+    """The stop string or the stop token id that ended it, and None for the model's own end token. Of an abort: `deadline`,
+    `capacity`, or None if it was asked for. None for all other ends."""
 
     def finished(self) -> bool:
         """Whether it has ended."""

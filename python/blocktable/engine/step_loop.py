@@ -120,15 +120,19 @@ class StepLoop:
         with self._way_in, self._turn:
             self._mend()
             now_ns = time.perf_counter_ns()
-            prompt, sampling = job.prompt, job.sampling
+            prompt, sampling, wishes = job.prompt, job.sampling, job.wishes
+            came_ns = now_ns if arrived_ns is None else arrived_ns
             number = self.scheduler.submit(
                 prompt.array,
                 max_tokens=sampling.max_tokens,
                 min_tokens=sampling.min_tokens,
                 stop_token_ids=sampling.end_token_ids,
-                domain=job.wishes.tenant,
+                domain=wishes.tenant,
                 cache_salt=prompt.cache_salt,
                 retention=prompt.retention,
+                priority=wishes.priority,
+                queue_deadline_us=_later_us(came_ns, wishes.queue_deadline_s, now_ns),
+                deadline_us=_later_us(came_ns, wishes.deadline_s, now_ns),
                 now_us=now_ns // 1000,
             )
             needs_text = is_streamed or bool(sampling.stop)
@@ -140,7 +144,7 @@ class StepLoop:
                 seed=self._seeds.draw() if sampling.seed is None else sampling.seed,
                 inbox=inbox,
                 is_streamed=is_streamed,
-                arrived_ns=now_ns if arrived_ns is None else arrived_ns,
+                arrived_ns=came_ns,
                 text=OutputText(self._tokenizer, prompt.token_ids, sampling) if needs_text else None,
             )
             self._num_live += 1
@@ -386,3 +390,9 @@ class StepLoop:
                 break
         for request in list(self._requests.values()):
             self._forget(request.id, _core.END_ABORTED)
+
+
+def _later_us(came_ns: int, seconds: float | None, now_ns: int) -> int | None:
+    """Microseconds of the core's clock, so many seconds after `came_ns`. What is over already is over at the next plan, which
+    tells the end that belongs to it."""
+    return None if seconds is None else max(came_ns + int(seconds * 1e9), now_ns + 1000) // 1000
