@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "sampling": {"errors"},
     "model": {"errors", "kernels", "_core", "engine.config"},
     "events": {"errors"},
-    "engine": {"errors", "_core", "events", "model", "sampling", "text"},
+    "engine": {"errors", "_core", "events", "model", "retention", "sampling", "text"},
     "testing": {"errors", "_core"},
     "bench": {"errors", "_core", "engine", "sampling", "model", "text", "testing", ""},
     "cli": {"errors", "_core", "engine", "sampling", "model", "text", "testing", "bench", ""},
