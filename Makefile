@@ -48,7 +48,7 @@ check: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test $(STAMPS)/lint ## Formats,
 	cargo fmt --all --check
 	$(call say,'cargo clippy')
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	cargo clippy --locked --workspace --all-targets --features blocktable-py/mutants$(comma)blocktable-py/bench -- -D warnings
+	cargo clippy --locked --workspace --all-targets --features blocktable-py/mutants$(comma)blocktable-py/bench$(comma)blocktable-cpu/mutants -- -D warnings
 	$(call say,'ruff')
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
@@ -62,6 +62,7 @@ bench: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model ## Print the benchmarks' 
 	$(call say,'Hashes'); exec $(VENV)/bin/blocktable bench hash
 	$(call say,'Prompts'); exec $(VENV)/bin/blocktable bench prefix
 	$(call say,'Steps'); exec $(VENV)/bin/blocktable bench scheduler
+	$(call say,'Attention'); exec $(VENV)/bin/blocktable bench attention
 	$(call say,'Text'); exec $(VENV)/bin/blocktable bench generate --peer transformers
 
 wheel: $(STAMPS)/venv ## Build the wheel into dist/

@@ -36,6 +36,7 @@ class AttentionBatch:
     has_chunks: bool  # some sequence has more than one query
     scratch: Scratch  # where the layers gather
     _groups: dict[Geometry, tuple[RowGroup, ...]] = field(default_factory=dict, repr=False)
+    _integers: list[Tensor] = field(default_factory=list, repr=False)
 
     @classmethod
     def build(
@@ -70,6 +71,19 @@ class AttentionBatch:
         """T, the rows of q."""
         return self.query_starts[-1]
 
+    def integers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """block_tables [S, max_blocks], query_starts [S + 1] and seq_lens [S] as int32 without gaps, on the tables' device.
+
+        Made when the first layer asks.
+        """
+        if not self._integers:
+            device = self.block_tables.device
+            self._integers.append(self.block_tables.to(torch.int32).contiguous())
+            for numbers in (self.query_starts, self.seq_lens):
+                self._integers.append(torch.tensor(numbers, dtype=torch.int32, device=device))
+        tables, starts, lens = self._integers
+        return tables, starts, lens
+
     def groups(self, geometry: Geometry) -> tuple[RowGroup, ...]:
         """The products that attend every query once, for layers of this geometry."""
         if geometry.window >= max(self.seq_lens, default=0):
@@ -92,7 +106,15 @@ class AttentionBatch:
             lens.append(self.seq_lens[sequence] - (self.query_starts[sequence + 1] - row) + 1)
         tables = self.block_tables[torch.tensor(index, dtype=torch.int64, device=self.block_tables.device)]
         starts = tuple(range(len(rows) + 1))
-        return replace(self, block_tables=tables, query_starts=starts, seq_lens=tuple(lens), has_chunks=False, _groups={})
+        return replace(
+            self,
+            block_tables=tables,
+            query_starts=starts,
+            seq_lens=tuple(lens),
+            has_chunks=False,
+            _groups={},
+            _integers=[],
+        )
 
     def _members(self, window: int) -> list[Member]:
         """Every sequence that has queries."""

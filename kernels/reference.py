@@ -90,7 +90,8 @@ def paged_attention(
     if sinks is not None:
         sizes.bind("Hq", sinks=sinks)
     _check_dtypes(q=q, k_cache=k_cache, v_cache=v_cache)
-    _check_options(sizes, batch, scale, window, softcap)
+    check_options(batch, sizes["B"], scale, window, softcap)
+    _check_sizes(sizes, batch)
     if not sizes["T"]:
         return q.new_empty(0, sizes["Hq"], sizes["Dv"])
     keys, key_steps = row_view("k_cache", k_cache)
@@ -123,24 +124,25 @@ def _check_dtypes(**tensors: Tensor) -> None:
             raise KernelInputError(f"{name} has dtype {dtype}: must be {expected}, the dtype of {first}")
 
 
-def _check_options(sizes: dict[str, int], batch: AttentionBatch, scale: float, window: int, softcap: float) -> None:
-    expected = (
-        ("q has T", sizes["T"], batch.num_tokens, "the batch's tokens"),
-        ("k_cache has B", sizes["B"], batch.block_size, "the batch's block size"),
-    )
-    for what, found, wanted, meaning in expected:
-        if found != wanted:
-            raise KernelInputError(f"{what}={found}: must be {wanted}, {meaning}")
-    if sizes["Hkv"] < 1 or sizes["Hq"] % sizes["Hkv"]:
-        raise KernelInputError(f"q has Hq={sizes['Hq']}: must be a multiple of Hkv={sizes['Hkv']}")
-    if batch.end_block > sizes["N"]:
-        raise KernelInputError(f"block_tables holds {batch.end_block - 1}: must be below {sizes['N']}, the cache's blocks")
+def check_options(batch: AttentionBatch, block_size: int, scale: float, window: int, softcap: float) -> None:
+    """Refuse options of `paged_attention` that mean nothing, and a cache of another block size than the batch's."""
+    if block_size != batch.block_size:
+        raise KernelInputError(f"k_cache has B={block_size}: must be {batch.block_size}, the batch's block size")
     if window < 0:
         raise KernelInputError(f"window={window}: must be 0 (none) or more")
     if not 0 <= softcap < math.inf:
         raise KernelInputError(f"softcap={softcap}: must be 0 (none) or a finite number above it")
     if not math.isfinite(scale):
         raise KernelInputError(f"scale={scale}: must be finite")
+
+
+def _check_sizes(sizes: dict[str, int], batch: AttentionBatch) -> None:
+    if sizes["T"] != batch.num_tokens:
+        raise KernelInputError(f"q has T={sizes['T']}: must be {batch.num_tokens}, the batch's tokens")
+    if sizes["Hkv"] < 1 or sizes["Hq"] % sizes["Hkv"]:
+        raise KernelInputError(f"q has Hq={sizes['Hq']}: must be a multiple of Hkv={sizes['Hkv']}")
+    if batch.end_block > sizes["N"]:
+        raise KernelInputError(f"block_tables holds {batch.end_block - 1}: must be below {sizes['N']}, the cache's blocks")
 
 
 def _weighs_in_place(values: Tensor, grouped: int) -> bool:

@@ -64,7 +64,7 @@ class Count:
 
 
 RUNGS = (
-    Rung("core", "the Rust core on its own", starts_early=True),
+    Rung("core", "the Rust core and the CPU kernels on their own", starts_early=True),
     Rung("races", "every race of the free queue, in every interleaving", races=True),
     Rung("border", "the core from Python", ("border",)),
     Rung("events", "an index rebuilt from the events is the index", ("events",)),
@@ -165,8 +165,19 @@ def _run_cargo(out: TextIO, *, soak: bool, races: bool) -> Count:
     if shutil.which("cargo") is None:
         print("cargo was not found", file=out)
         return Count(failed=1)
-    command = ["cargo", "test", "--locked", "--package", "blocktable-core", "--features", "mutants", "--no-fail-fast"]
-    if races:
+    command = [
+        "cargo",
+        "test",
+        "--locked",
+        "--package",
+        "blocktable-core",
+        "--features",
+        "blocktable-core/mutants",
+        "--no-fail-fast",
+    ]
+    if not races:
+        command += ["--package", "blocktable-cpu", "--features", "blocktable-cpu/mutants"]
+    else:
         command += ["--release", "--test", "loom_queue", "--target-dir", str(ROOT / "target" / "loom")]
         environment["RUSTFLAGS"] = "--cfg loom"
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -5,7 +5,7 @@ those of a plan are valid until the commit or failure of its step.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ END_ABORTED_DEADLINE: int
 END_REFUSED_QUEUE_DEADLINE: int
 """It was not admitted before its `queue_deadline_us`."""
 
+_Capsule: TypeAlias = Any
+"""A DLPack capsule; `types.CapsuleType` from Python 3.13 on."""
+
 _Range = tuple[int, int, str]
 """(start, end, text): tokens start..end - 1."""
 _Adapter = tuple[str, int] | tuple[str, int, str]
@@ -36,6 +39,41 @@ _Adapter = tuple[str, int] | tuple[str, int, str]
 
 def set_mutant(name: str | None) -> None:
     """Choose the planted fault of this thread, or none. Raises `InvalidInputError` if this build has no such fault."""
+
+def cpu_instructions() -> tuple[str, ...]:
+    """Sets of instructions that this processor has for `cpu_attention`, the fastest first: avx512, avx2, portable."""
+
+def cpu_attention(
+    q: _Capsule,
+    k_cache: _Capsule,
+    v_cache: _Capsule,
+    out: _Capsule,
+    block_tables: _Capsule,
+    query_starts: _Capsule,
+    seq_lens: _Capsule,
+    *,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: _Capsule | None,
+    threads: int,
+    instructions: str | None = None,
+) -> None:
+    """Paged attention of one layer on a CPU; every number of `out` is written.
+
+    Tensors come as unused DLPack capsules (`torch.utils.dlpack.to_dlpack`): q [T, Hq, Dk], k_cache [N, Hkv, B, Dk] and v_cache
+    [N, Hkv, B, Dv] with any strides but gaps in D, out [T, Hq, Dv] contiguous, all float32, bfloat16 or float16; block_tables
+    [S, C], query_starts [S + 1] and seq_lens [S] int32, contiguous; sinks [Hq] float32. What they mean is told in
+    `blocktable.kernels.reference.paged_attention`. Runs on up to `threads` threads (those of OpenMP, where it is loaded), with
+    the named instructions or the fastest. The interpreter is released: nobody may write to the tensors meanwhile. Raises
+    `ValueError`, naming tensor, letter and sizes, before anything is written.
+    """
+
+def cpu_store_kv(k: _Capsule, v: _Capsule, k_cache: _Capsule, v_cache: _Capsule, slots: _Capsule, *, threads: int) -> None:
+    """Copy k [T, Hkv, Dk] and v [T, Hkv, Dv] to the rows that slots [T] int64 names; the rest as in `cpu_attention`."""
+
+def cpu_read_sum(numbers: _Capsule, *, threads: int) -> float:
+    """The sum of contiguous float32 numbers, as fast as memory can be read: what benchmarks compare with."""
 
 @final
 class Scheduler:

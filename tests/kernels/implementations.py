@@ -8,7 +8,7 @@ when a line is rewritten.
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -16,6 +16,9 @@ from types import ModuleType
 from typing import Any
 
 import blocktable.kernels
+from blocktable._core import cpu_instructions
+from blocktable.kernels import AttentionBatch
+from blocktable.model import cpu_attention
 
 SOURCES = Path(blocktable.kernels.__file__).parent
 
@@ -95,4 +98,13 @@ SMALL_BOUNDS: tuple[Change, ...] = (
 )
 SMALL_TILES = Implementation.of("reference-small-tiles", changed(*SMALL_BOUNDS))
 
-IMPLEMENTATIONS = [REFERENCE, SMALL_TILES]
+
+def _cpu(instructions: str) -> Implementation:
+    """The core's SIMD kernels with these instructions."""
+    attend = partial(cpu_attention.paged_attention, instructions=instructions)
+    return Implementation(f"cpu-{instructions}", cpu_attention.store_kv, attend, AttentionBatch.build, blocktable.kernels)
+
+
+CPU = [_cpu(instructions) for instructions in cpu_instructions()]
+
+IMPLEMENTATIONS = [REFERENCE, SMALL_TILES, *CPU]

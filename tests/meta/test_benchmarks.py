@@ -21,6 +21,7 @@ KEYS = {
         *(f"{what}_us_{label}" for what in ("plan", "commit", "step", "floor") for label in QUANTILES),
         "ns_per_seq", "finishes_per_step", "gc_objects_per_step", "allocs_per_step",
     ],
+    "attention": ["backend", "dtype", "batch", "context", "heads", "us", "gb_per_s", "fraction_of_copy", "fraction_of_read"],
     "replay": [
         "trace", "requests_per_s", "hit_rate", "preemptions", "kv_waste",
         *(f"step_us_{label}" for label in ("p50", "p99", "p999", "max")),
@@ -49,6 +50,26 @@ def test_rows_have_the_promised_keys_in_their_order(name, capsys):
     for one in rows:
         assert one["bench"] == name
         assert [key for key in one if key in KEYS[name]] == KEYS[name]
+
+
+def test_attention_has_the_promised_keys_and_a_row_for_each_backend(capsys):
+    pytest.importorskip("torch", reason="attention needs the extra `engine`")
+    rows = bench(capsys, "attention", "--smoke")
+    assert [(one["heads"], one["backend"]) for one in rows] == [
+        (heads, backend) for heads in ("9/3x64", "32/8x128") for backend in ("cpu", "reference", "sdpa")
+    ]
+    for one in rows:
+        assert [key for key in one if key in KEYS["attention"]] == KEYS["attention"]
+        assert one["us"] > 0
+
+
+def test_an_attention_that_answers_wrongly_is_not_timed(capsys, monkeypatch):
+    pytest.importorskip("torch", reason="attention needs the extra `engine`")
+    from blocktable.bench import attention
+
+    gather = attention._gather_and_attend
+    monkeypatch.setattr(attention, "_gather_and_attend", lambda step, k, v: gather(step, k, v) + 1e-3)
+    assert "differs from the reference by 1.0e-03" in refused(capsys, "attention", "--smoke", "--backend", "sdpa")
 
 
 def test_one_algorithm_is_the_default(capsys):

@@ -1,6 +1,7 @@
 """The checks at load: each fault of the bridge, and each model that cannot be served, is refused."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 
 from blocktable.errors import UnsupportedModelError
 from blocktable.kernels import reference
-from blocktable.model import forward_context, numeric_check
+from blocktable.model import attention_backend, numeric_check
 from blocktable.model.attention_bridge import IMPLEMENTATION, paged_attention_interface
 from blocktable.model.loader import wrap_model
 from tests.model import tiny
@@ -19,6 +20,12 @@ from tests.model.architectures import tiny_config
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 Attention = Callable[..., Tensor]
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, **kernels: Callable[..., Any]) -> None:
+    """Let the comparison of numbers run on the reference with these kernels in place of its own."""
+    planted = replace(attention_backend.REFERENCE, **kernels)
+    monkeypatch.setattr(numeric_check, "choose_backend", lambda *_: planted)
 
 
 def _without(option: str, instead: Any) -> Attention:
@@ -60,7 +67,7 @@ def _mutants() -> dict[str, tuple[str, Attention]]:
 def test_an_attention_that_misreads_the_model_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, attend = _mutants()[fault]
     wrap_model(tiny.build(name))  # without the fault it passes
-    monkeypatch.setattr(forward_context, "paged_attention", attend)
+    plant(monkeypatch, paged_attention=attend)
     with pytest.raises(UnsupportedModelError, match="does not reproduce its own"):
         wrap_model(tiny.build(name))
     wrap_model(tiny.build(name), self_check=False)  # only this check can be left out, and it alone sees this
@@ -70,7 +77,7 @@ def test_keys_and_values_in_wrong_slots_are_refused(monkeypatch: pytest.MonkeyPa
     def store_elsewhere(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
         reference.store_kv(k, v, k_cache, v_cache, slots.flip(0))
 
-    monkeypatch.setattr(forward_context, "store_kv", store_elsewhere)
+    plant(monkeypatch, store_kv=store_elsewhere)
     with pytest.raises(UnsupportedModelError, match="does not reproduce its own"):
         wrap_model(tiny.build("llama"))
 
@@ -79,7 +86,7 @@ def test_not_a_number_does_not_pass_as_small(monkeypatch: pytest.MonkeyPatch) ->
     def spoil(*tensors: Any, **options: Any) -> Tensor:
         return reference.paged_attention(*tensors, **options) * float("nan")
 
-    monkeypatch.setattr(forward_context, "paged_attention", spoil)
+    plant(monkeypatch, paged_attention=spoil)
     with pytest.raises(UnsupportedModelError, match="differ by nan"):
         wrap_model(tiny.build("llama"))
 

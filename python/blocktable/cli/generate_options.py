@@ -11,7 +11,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from ..engine.config import DTYPES, HASH_ALGORITHMS, WEIGHT_LAYOUTS, EngineConfig
+from ..engine.config import ATTENTION_BACKENDS, DTYPES, HASH_ALGORITHMS, WEIGHT_LAYOUTS, EngineConfig
 from ..model.small_model import SMALL_MODEL
 
 DESCRIPTION = """\
@@ -108,6 +108,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--device", default=default["device"], help="auto, cpu, cuda, cuda:1, …")
     group.add_argument(
         "--weight-layout", choices=WEIGHT_LAYOUTS, default=default["weight_layout"], help="on a CPU; auto = timed"
+    )
+    group.add_argument(
+        "--attention-backend",
+        choices=ATTENTION_BACKENDS,
+        default=default["attention_backend"],
+        help="the kernels; auto = by device",
     )
     number("--max-model-len", "prompt and output tokens of one request at most; default: what the model was made for")
     number("--block-size", "tokens a KV block")

@@ -171,7 +171,7 @@ def _assemble(
     scheduler = _make_scheduler(config, loaded, [group.window for group in geometry.groups])
     loop = StepLoop(
         scheduler=scheduler,
-        runner=ModelRunner(loaded, KVMemory(geometry, sizing, loaded.device)),
+        runner=ModelRunner(loaded, KVMemory(geometry, sizing, loaded.device), config.attention_backend),
         sampler=Sampler(config.max_num_seqs, loaded.vocab_size),
         tokenizer=tokenizer,
         seeds=SeedSource(config.seed),

@@ -22,6 +22,7 @@ HASH_ALGORITHMS = ("sha256", "blake3", "sha256_cbor", "vllm_sha256")
 
 WEIGHT_LAYOUTS = ("auto", "as_loaded", "transposed")
 
+ATTENTION_BACKENDS = ("auto", "cpu", "reference")
 POLICIES = ("fcfs", "priority", "fair", "deadline", "prefix")
 
 OTHER_NAMES = {
@@ -55,6 +56,8 @@ class EngineConfig:
     """`auto`, `cpu`, `cuda`, `cuda:1`, ..."""
     weight_layout: str = "auto"
     """How linear weights lie in memory on a CPU: `auto` (timed on this machine), `as_loaded`, `transposed`."""
+    attention_backend: str = "auto"
+    """The kernels: `cpu` (SIMD, reads the blocks in place), `reference` (plain torch, any device); `auto` = `cpu` on a CPU."""
     self_check: bool = True
     """Compare paged attention with the model's own when the model is loaded."""
     max_model_len: int | None = None
@@ -118,6 +121,7 @@ class EngineConfig:
         _need_one_of("dtype", self.dtype, DTYPES)
         _need_text("device", self.device)
         _need_one_of("weight_layout", self.weight_layout, WEIGHT_LAYOUTS)
+        _need_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _need_bool("self_check", self.self_check)
         _need_int("max_model_len", self.max_model_len, 2, 2**27, optional=True)
         _need_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)

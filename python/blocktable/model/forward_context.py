@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..kernels.attention_batch import AttentionBatch
-from ..kernels.reference import paged_attention, store_kv
+from .attention_backend import AttentionBackend
 
 
 class ForwardContext(Protocol):
@@ -74,12 +74,13 @@ class GroupStep:
 class PagedForward:
     """One step's context: for each layer what its group attends to and writes, and its views of the KV memory."""
 
-    __slots__ = ("_layers", "_steps")
+    __slots__ = ("_backend", "_layers", "_steps")
 
-    def __init__(self, steps: Sequence[GroupStep], layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, steps: Sequence[GroupStep], layers: Sequence[tuple[Tensor, Tensor]], backend: AttentionBackend) -> None:
         """In the order of `trace`, for each layer its group's step, and k_cache [N, Hkv, B, Dk] and v_cache [N, Hkv, B, Dv]."""
         self._steps = steps
         self._layers = layers
+        self._backend = backend
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
         """Write the step's keys and values, then attend: a row may be read in the step that writes it."""
@@ -88,9 +89,9 @@ class PagedForward:
         q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
         if not q.dtype == k.dtype == v.dtype == k_cache.dtype:
             q, k, v = q.to(k_cache.dtype), k.to(k_cache.dtype), v.to(k_cache.dtype)
-        store_kv(k, v, k_cache, v_cache, step.slots)
+        self._backend.store_kv(k, v, k_cache, v_cache, step.slots)
         scaling = options["scaling"]
-        out = paged_attention(
+        out = self._backend.paged_attention(
             q,
             k_cache,
             v_cache,

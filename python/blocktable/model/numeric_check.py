@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from ..errors import UnsupportedModelError
 from ..kernels.attention_batch import AttentionBatch
+from .attention_backend import choose_backend
 from .attention_bridge import IMPLEMENTATION, set_implementation
 from .forward_context import GroupStep, PagedForward
 from .geometry import KVGeometry
@@ -120,7 +121,11 @@ def _run_step(
         token_ids=torch.cat([s.tokens[at.to(device)] for s, at in zip(sequences, ranges)]),
         positions=torch.cat(ranges).to(device),
         rows=torch.arange(sum(counts), device=device),
-        context=PagedForward([GroupStep(batch, torch.cat(slots).to(device))] * len(memory.layers), memory.layers),
+        context=PagedForward(
+            [GroupStep(batch, torch.cat(slots).to(device))] * len(memory.layers),
+            memory.layers,
+            choose_backend("auto", device, memory.geometry.dtype),
+        ),
     )
     logits = packed_logits(model, inputs)
     errors = []

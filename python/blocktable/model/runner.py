@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import InvalidInputError
 from ..kernels.attention_batch import AttentionBatch
 from ..kernels.scratch import Scratch
+from .attention_backend import choose_backend
 from .forward_context import GroupStep, PagedForward
 from .kv_memory import KVMemory
 from .loader import LoadedModel
@@ -29,14 +30,18 @@ if TYPE_CHECKING:
 class ModelRunner:
     """A loaded model over its KV memory."""
 
-    def __init__(self, loaded: LoadedModel, kv_memory: KVMemory) -> None:
-        """Raises `InvalidInputError` if the memory was laid out for another model. Plans have the memory's groups."""
+    def __init__(self, loaded: LoadedModel, kv_memory: KVMemory, attention_backend: str = "auto") -> None:
+        """Raises `InvalidInputError` if the memory was laid out for another model, or for a backend that cannot run on it.
+
+        Plans have the memory's groups.
+        """
         if (kv_memory.geometry.layers, kv_memory.geometry.dtype) != (loaded.geometry.layers, loaded.geometry.dtype):
             raise InvalidInputError("kv_memory", kv_memory.geometry, f"must be laid out for this model: {loaded.geometry}")
         self._loaded = loaded
         self._memory = kv_memory
         self._groups = [kv_memory.geometry.group_of(layer) for layer in range(len(kv_memory.layers))]
         self._scratch = Scratch()
+        self._backend = choose_backend(attention_backend, kv_memory.device, kv_memory.geometry.dtype)
         self._keeps_rows = takes(loaded.model, "logits_to_keep")
 
     def forward(self, plan: Plan) -> Tensor:
@@ -66,7 +71,7 @@ class ModelRunner:
             rows = self._moved(tables[:, :columns].take(plan.seq_slots, axis=0))  # [S, columns]
             batch = AttentionBatch.build(rows, starts, lens, block_size, self._scratch)
             steps.append(GroupStep(batch, self._moved(slots.copy())))
-        return PagedForward([steps[group] for group in self._groups], self._memory.layers)
+        return PagedForward([steps[group] for group in self._groups], self._memory.layers, self._backend)
 
     def _moved(self, array: NDArray[Any]) -> Tensor:
         """A tensor over `array`, which must be ours (a plan's memory is written again), on the model's device."""

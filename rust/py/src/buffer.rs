@@ -1,6 +1,7 @@
 //! Memory that Python and the core both see, through the buffer protocol. The only `unsafe` of this crate, each use with its reason.
 //!
-//! [`Arena`] is memory that plans are written to and numpy views look at. [`with_ints`] reads a caller's integers without a copy.
+//! [`Arena`] is memory that plans are written to and numpy views look at. [`with_ints`] reads a caller's integers without a copy,
+//! [`tensor`] borrows the memory of a tensor.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +10,8 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyBufferError;
+use blocktable_cpu::{Dtype, Tensor};
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -124,4 +126,79 @@ pub fn with_ints<R>(object: &Bound<'_, PyAny>, read: impl FnOnce(Ints<'_>) -> R)
     // SAFETY: filled above and released once.
     unsafe { ffi::PyBuffer_Release(&raw mut view) };
     result
+}
+
+/// DLPack's description of a tensor (version 0.x), as far as it is read here.
+#[repr(C)]
+struct DlTensor {
+    data: *mut u8,
+    device: (i32, i32),
+    dimensions: i32,
+    dtype: DlType,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DlType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// Memory of the CPU, and such that a GPU can read it too.
+const ON_CPU: [i32; 2] = [1, 3];
+
+/// The tensor `name` that an unused DLPack capsule describes (`torch.utils.dlpack.to_dlpack`): memory of the CPU with up to four
+/// dimensions. The capsule stays the caller's, who keeps it until the tensor is no longer used.
+pub fn tensor<'a>(name: &'static str, capsule: &'a Bound<'_, PyAny>) -> PyResult<Tensor<'a>> {
+    let refuse = |why: String| PyValueError::new_err(format!("{name} {why}"));
+    // SAFETY: the object is alive; a capsule of another name, and anything else, gives null and an exception.
+    let pointer = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dltensor".as_ptr()) };
+    if pointer.is_null() {
+        drop(PyErr::take(capsule.py()));
+        return Err(refuse("is no DLPack capsule that has not been used".to_owned()));
+    }
+    // SAFETY: a capsule of this name holds a DLManagedTensor, which begins with the tensor's description and lives as long as the
+    // capsule, for which `capsule` holds a reference.
+    let found = unsafe { &*pointer.cast::<DlTensor>() };
+    if !ON_CPU.contains(&found.device.0) {
+        return Err(refuse(format!("is on a device of DLPack's type {}: must be on the CPU", found.device.0)));
+    }
+    let dtype = match (found.dtype.code, found.dtype.bits, found.dtype.lanes) {
+        (2, 32, 1) => Dtype::F32,
+        (4, 16, 1) => Dtype::Bf16,
+        (2, 16, 1) => Dtype::F16,
+        (0, 32, 1) => Dtype::I32,
+        (0, 64, 1) => Dtype::I64,
+        (code, bits, _) => return Err(refuse(format!("has numbers of DLPack's type {code} with {bits} bits"))),
+    };
+    let dimensions = found.dimensions.max(0) as usize;
+    // SAFETY: the description's shape has so many entries; one of no dimension may be null, and is not looked at.
+    let shape = if dimensions == 0 { &[] } else { unsafe { std::slice::from_raw_parts(found.shape, dimensions) } };
+    let mut compact = vec![1i64; dimensions];
+    for dimension in (1..dimensions).rev() {
+        compact[dimension - 1] = compact[dimension] * shape[dimension];
+    }
+    let strides = if dimensions == 0 || found.strides.is_null() {
+        &compact[..]
+    } else {
+        // SAFETY: strides that are not null have as many entries as the shape.
+        unsafe { std::slice::from_raw_parts(found.strides, dimensions) }
+    };
+    if shape.iter().chain(strides).any(|&number| number < 0) {
+        return Err(refuse(format!("has strides {strides:?}: must not be negative")));
+    }
+    let data = found.data.wrapping_add(found.byte_offset as usize);
+    if data.align_offset(dtype.size()) != 0 {
+        return Err(refuse(format!("begins at an address that is no multiple of {}", dtype.size())));
+    }
+    let (shape, strides): (Vec<usize>, Vec<usize>) =
+        (shape.iter().map(|&n| n as usize).collect(), strides.iter().map(|&n| n as usize).collect());
+    // SAFETY: the exporter promises that what the description reaches is memory of its own while the capsule lives; `'a` is within
+    // that. That nobody writes to it meanwhile is asked of the caller, in the stub.
+    let tensor = unsafe { Tensor::new(name, data, dtype, &shape, &strides) };
+    tensor.ok_or_else(|| refuse(format!("has {dimensions} dimensions: must have at most 4")))
 }

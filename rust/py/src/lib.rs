@@ -9,6 +9,7 @@ mod bench;
 mod bench_queue;
 mod buffer;
 mod cache;
+mod cpu;
 mod door;
 mod error;
 mod hasher;
@@ -36,6 +37,8 @@ mod _core {
     use super::bench_queue::bench_queue;
     #[pymodule_export]
     use super::cache::PrefixCache;
+    #[pymodule_export]
+    use super::cpu::{cpu_attention, cpu_instructions, cpu_read_sum, cpu_store_kv};
     #[pymodule_export]
     use super::hasher::BlockHasher;
     #[pymodule_export]

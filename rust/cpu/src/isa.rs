@@ -1,0 +1,97 @@
+//! Which instructions the kernels use: the widest that the processor has, or one that is asked for.
+
+use crate::lanes::Lanes;
+#[cfg(target_arch = "x86_64")]
+use crate::lanes_avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use crate::lanes_avx512::Avx512;
+use crate::lanes_portable::Portable;
+
+/// A set of instructions that this processor has.
+#[derive(Clone, Copy)]
+pub struct Isa(Kind);
+
+#[derive(Clone, Copy)]
+enum Kind {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    Portable(Portable),
+}
+
+/// Work that runs on any set of instructions.
+pub(crate) trait Job {
+    fn run<L: Lanes>(self, lanes: L);
+}
+
+impl Isa {
+    /// All that this processor has, the fastest first; never empty.
+    pub fn available() -> Vec<Isa> {
+        let mut found = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            found.extend(Avx512::detect().map(|lanes| Isa(Kind::Avx512(lanes))));
+            found.extend(Avx2::detect().map(|lanes| Isa(Kind::Avx2(lanes))));
+        }
+        found.push(Isa(Kind::Portable(Portable)));
+        found
+    }
+
+    /// The fastest of this processor.
+    pub fn best() -> Isa {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some(lanes) = Avx512::detect() {
+                return Isa(Kind::Avx512(lanes));
+            }
+            if let Some(lanes) = Avx2::detect() {
+                return Isa(Kind::Avx2(lanes));
+            }
+        }
+        Isa(Kind::Portable(Portable))
+    }
+
+    /// The one of this name, if the processor has it.
+    pub fn named(name: &str) -> Option<Isa> {
+        Isa::available().into_iter().find(|isa| isa.name() == name)
+    }
+
+    /// `avx512`, `avx2` or `portable`.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2(_) => "avx2",
+            Kind::Portable(_) => "portable",
+        }
+    }
+
+    /// Runs `job`, compiled for these instructions.
+    pub(crate) fn run(self, job: impl Job) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `lanes` proves that the processor has what the function is compiled for.
+            Kind::Avx512(lanes) => unsafe { with_avx512(lanes, job) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Kind::Avx2(lanes) => unsafe { with_avx2(lanes, job) },
+            Kind::Portable(lanes) => job.run(lanes),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+// SAFETY: the caller's: the processor has these instructions, of which `lanes` is the proof.
+unsafe fn with_avx512(lanes: Avx512, job: impl Job) {
+    job.run(lanes);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+// SAFETY: the caller's: the processor has these instructions, of which `lanes` is the proof.
+unsafe fn with_avx2(lanes: Avx2, job: impl Job) {
+    job.run(lanes);
+}

@@ -1,0 +1,39 @@
+//! Paged attention for CPUs: reads keys and values where they lie in the pool, through block tables and strides.
+//!
+//! Before: a step has stored its keys and values. After: the layer's output projection. Always: a cached row that a query does not
+//! see never matters, whatever it holds, and a row that no query of its sequence sees is never read; sums are in float32; what is
+//! answered for a sequence does not depend on the rest of the batch, nor on the number of threads.
+//!
+//! [`attend`] checks everything it is given before anything is read or written. `unsafe` code lives in this crate and in the buffers
+//! of `rust/py` alone, each use with its reason; what cannot be checked here is the promise of [`Tensor::new`].
+
+#![warn(clippy::undocumented_unsafe_blocks)]
+// Loops over registers read best with their index, and kernels take what they take.
+#![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
+
+mod attention;
+mod chunk;
+mod decode;
+mod element;
+mod input;
+mod isa;
+mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod lanes_avx2;
+#[cfg(target_arch = "x86_64")]
+mod lanes_avx512;
+mod lanes_portable;
+mod layer;
+pub mod mutant;
+mod scratch;
+mod softmax;
+mod store;
+mod team;
+mod tensor;
+
+pub use attention::{Attention, attend};
+pub use input::Refusal;
+pub use isa::Isa;
+pub use store::store_kv;
+pub use team::read_sum;
+pub use tensor::{Dtype, Tensor};

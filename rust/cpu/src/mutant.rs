@@ -1,0 +1,92 @@
+//! Named faults that the tests must catch, chosen at run time; without the feature `mutants` there are none and nothing asks.
+
+#[cfg(feature = "mutants")]
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A planted fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// A query of a chunk sees the position after its own.
+    SeesNext,
+    /// A query of a chunk does not see its own position.
+    MissesOwn,
+    /// A window is one position longer.
+    WindowLonger,
+    /// A window of a single query is one position longer.
+    DecodeWindowLonger,
+    /// The rest of a tile is not masked.
+    TileTailSeen,
+    /// The last lanes of a width that is no multiple of the vector are left out.
+    WidthTailLeftOut,
+    /// A tile does not correct what came before it.
+    NoCorrection,
+    /// Parts of a long context are added without their weights.
+    PartsUnweighted,
+    /// The sink takes no weight.
+    NoSink,
+    /// Every part of a long context takes a sink of its own.
+    SinkInEveryPart,
+    /// The soft cap is not multiplied back.
+    CapNotMultiplied,
+    /// Query heads are dealt to the KV heads in turn.
+    HeadsDealt,
+    /// Values are read with the keys' steps.
+    ValuesByKeySteps,
+    /// Offsets are cut to 31 bits.
+    OffsetsCut,
+    /// Values that are not finite are weighed with 0.
+    BrokenRowsWeighed,
+    /// A negative slot is written as slot 0.
+    NowhereWritten,
+    /// A stored row goes one offset further.
+    StoredBeside,
+}
+
+/// Every fault of this build.
+pub fn available() -> &'static [Mutant] {
+    use Mutant::*;
+    if cfg!(feature = "mutants") {
+        &[
+            SeesNext,
+            MissesOwn,
+            WindowLonger,
+            DecodeWindowLonger,
+            TileTailSeen,
+            WidthTailLeftOut,
+            NoCorrection,
+            PartsUnweighted,
+            NoSink,
+            SinkInEveryPart,
+            CapNotMultiplied,
+            HeadsDealt,
+            ValuesByKeySteps,
+            OffsetsCut,
+            BrokenRowsWeighed,
+            NowhereWritten,
+            StoredBeside,
+        ]
+    } else {
+        &[]
+    }
+}
+
+#[cfg(feature = "mutants")]
+static CHOSEN: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Chooses the fault of the whole process, or none.
+#[cfg(feature = "mutants")]
+pub fn choose(mutant: Option<Mutant>) {
+    CHOSEN.store(mutant.map_or(usize::MAX, |mutant| mutant as usize), Ordering::SeqCst);
+}
+
+/// Whether this fault is chosen.
+#[inline(always)]
+pub(crate) fn is(mutant: Mutant) -> bool {
+    #[cfg(feature = "mutants")]
+    return CHOSEN.load(Ordering::Relaxed) == mutant as usize;
+    #[cfg(not(feature = "mutants"))]
+    {
+        let _ = mutant;
+        false
+    }
+}

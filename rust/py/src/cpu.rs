@@ -1,0 +1,90 @@
+//! Paged attention on the CPU: tensors in by DLPack, and through the door with the interpreter released.
+
+use blocktable_cpu::{Attention, Isa, Refusal, attend, read_sum, store_kv};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::buffer::tensor;
+use crate::door::released;
+
+type Object<'py> = Bound<'py, PyAny>;
+
+fn refused(refusal: Refusal) -> PyErr {
+    PyValueError::new_err(refusal.to_string())
+}
+
+/// Names of the sets of instructions, the fastest first.
+#[pyfunction]
+pub fn cpu_instructions(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+    PyTuple::new(py, Isa::available().into_iter().map(Isa::name))
+}
+
+/// Attend one layer's queries.
+#[pyfunction]
+#[pyo3(signature = (q, k_cache, v_cache, out, block_tables, query_starts, seq_lens, *, scale, window, softcap, sinks, threads, instructions=None))]
+#[allow(clippy::too_many_arguments)]
+pub fn cpu_attention(
+    py: Python<'_>,
+    q: Object<'_>,
+    k_cache: Object<'_>,
+    v_cache: Object<'_>,
+    out: Object<'_>,
+    block_tables: Object<'_>,
+    query_starts: Object<'_>,
+    seq_lens: Object<'_>,
+    scale: f32,
+    window: usize,
+    softcap: f32,
+    sinks: Option<Object<'_>>,
+    threads: usize,
+    instructions: Option<&str>,
+) -> PyResult<()> {
+    let isa = match instructions {
+        None => Isa::best(),
+        Some(name) => Isa::named(name).ok_or_else(|| {
+            let known: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+            PyValueError::new_err(format!("instructions={name}: must be one of {}", known.join(", ")))
+        })?,
+    };
+    let inputs = Attention {
+        q: tensor("q", &q)?,
+        k_cache: tensor("k_cache", &k_cache)?,
+        v_cache: tensor("v_cache", &v_cache)?,
+        out: tensor("out", &out)?,
+        block_tables: tensor("block_tables", &block_tables)?,
+        query_starts: tensor("query_starts", &query_starts)?,
+        seq_lens: tensor("seq_lens", &seq_lens)?,
+        sinks: sinks.as_ref().map(|capsule| tensor("sinks", capsule)).transpose()?,
+        scale,
+        softcap,
+        window,
+    };
+    released(py, || attend(&inputs, isa, threads)).map_err(refused)
+}
+
+/// Store one layer's new keys and values.
+#[pyfunction]
+#[pyo3(signature = (k, v, k_cache, v_cache, slots, *, threads))]
+pub fn cpu_store_kv(
+    py: Python<'_>,
+    k: Object<'_>,
+    v: Object<'_>,
+    k_cache: Object<'_>,
+    v_cache: Object<'_>,
+    slots: Object<'_>,
+    threads: usize,
+) -> PyResult<()> {
+    let (k, v) = (tensor("k", &k)?, tensor("v", &v)?);
+    let (k_cache, v_cache, slots) =
+        (tensor("k_cache", &k_cache)?, tensor("v_cache", &v_cache)?, tensor("slots", &slots)?);
+    released(py, || store_kv(&k, &v, &k_cache, &v_cache, &slots, threads)).map_err(refused)
+}
+
+/// Sum float32 numbers.
+#[pyfunction]
+#[pyo3(signature = (numbers, *, threads))]
+pub fn cpu_read_sum(py: Python<'_>, numbers: Object<'_>, threads: usize) -> PyResult<f64> {
+    let numbers = tensor("numbers", &numbers)?.floats().map_err(refused)?;
+    Ok(released(py, || read_sum(threads, numbers)))
+}
