@@ -40,6 +40,7 @@ WITHOUT_HEAVY = (
     "sampling/params.py",
     "engine/config.py",
     "events",
+    "retention.py",
     "model/small_model.py",
 )
 """What has to be importable with numpy alone."""
