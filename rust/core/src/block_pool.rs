@@ -13,7 +13,7 @@ use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
 use crate::partial_index::PartialIndex;
 use crate::prefix_index::{KeyState, PrefixIndex};
-use crate::retention::{Retention, Worth};
+use crate::retention::{self, Kept, Retention, Worth};
 use crate::watch::Watch;
 
 /// What happens to blocks that lose their last holder.
@@ -53,7 +53,7 @@ pub struct BlockPool {
     num_parked: u32,
     evictions: u64,
     /// What blocks are worth, from the first request on that asks for something.
-    retention: Option<Box<Retention>>,
+    retention: Option<Kept>,
 }
 
 impl BlockPool {
@@ -308,7 +308,7 @@ impl BlockPool {
     /// From now on blocks may be worth more or less than the default. Takes the memory for that, once.
     pub fn use_retention(&mut self) {
         if self.retention.is_none() {
-            self.retention = Some(Box::new(Retention::new(self.num_blocks())));
+            self.retention = retention::keep(self.num_blocks());
         }
     }
 

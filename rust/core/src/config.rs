@@ -54,6 +54,33 @@ pub struct Config {
 }
 
 impl Config {
+    /// These sizes, and for the rest what Python's `Scheduler` has by default.
+    #[must_use]
+    pub fn new(num_blocks: u32, block_size: u32, vocab_size: u32, max_model_len: u32) -> Config {
+        Config {
+            num_blocks,
+            block_size,
+            vocab_size,
+            max_model_len,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 2048,
+            max_waiting: 4096,
+            long_prefill_threshold: 0,
+            max_preemptions: 16,
+            groups: vec![GroupSpec::FULL],
+            enable_prefix_caching: true,
+            hash_algorithm: Algorithm::DEFAULT,
+            hash_seed: Vec::new(),
+            event_buffer_size: 0,
+            kv_layout: Vec::new(),
+            weights_version: Vec::new(),
+            explain_misses: false,
+            pin_budget: 0,
+            enable_partial_hits: false,
+            queue: QueueRules::default(),
+        }
+    }
+
     /// Checks every bound.
     ///
     /// # Errors

@@ -127,6 +127,43 @@ impl Ranges {
     }
 }
 
+/// How a pool keeps it. A build with feature `no_retention` has none to keep, and no look whether there is one: the measure of what
+/// those looks cost.
+#[cfg(not(feature = "no_retention"))]
+pub(crate) type Kept = Box<Retention>;
+
+/// See above.
+#[cfg(feature = "no_retention")]
+pub(crate) enum Kept {}
+
+#[cfg(feature = "no_retention")]
+impl std::ops::Deref for Kept {
+    type Target = Retention;
+
+    fn deref(&self) -> &Retention {
+        match *self {}
+    }
+}
+
+#[cfg(feature = "no_retention")]
+impl std::ops::DerefMut for Kept {
+    fn deref_mut(&mut self) -> &mut Retention {
+        match *self {}
+    }
+}
+
+/// That of a pool of `num_blocks` blocks which begins to keep it; none in a build without.
+#[cfg(not(feature = "no_retention"))]
+pub(crate) fn keep(num_blocks: u32) -> Option<Kept> {
+    Some(Box::new(Retention::new(num_blocks)))
+}
+
+/// See above.
+#[cfg(feature = "no_retention")]
+pub(crate) fn keep(_num_blocks: u32) -> Option<Kept> {
+    None
+}
+
 /// What each block of a pool is worth. Made when the first request asks for something.
 pub struct Retention {
     /// `None`: nobody asked anything for the content yet.

@@ -1,0 +1,59 @@
+"""The instruction counts are compared as promised: what moves too far fails, what cannot be compared is counted."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+COMPILER = "rustc 1.2.3 on x86_64"
+
+
+@pytest.fixture(scope="module")
+def instructions() -> ModuleType:
+    """The script, loaded from its file."""
+    spec = importlib.util.spec_from_file_location("instructions_under_test", TESTS / "instructions.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def counting(per_sequence: float, without: float):
+    """A count that finds so many instructions per sequence and step, beside those of the start."""
+
+    def count(build: str, case: str, steps: int) -> int:
+        return 1_000_000 + round((without if build else per_sequence) * 1024 * steps)
+
+    return count
+
+
+@pytest.mark.parametrize(
+    "here, without, good",
+    [(100, 100, True), (101.9, 101.9, True), (102.1, 102.1, False), (97.9, 97.9, False), (100, 99.6, True), (100, 99.4, False)],
+)
+def test_what_moves_by_more_than_two_percent_fails_and_so_does_retention_that_costs(instructions, here, without, good):
+    kept = {"compiler": COMPILER, "cases": dict.fromkeys(instructions.CASES, 100.0)}
+    assert instructions.check(counting(here, without), kept, COMPILER) == good
+
+
+def test_figures_of_another_compiler_are_shown_and_counted_as_skipped(instructions, capsys):
+    kept = {"compiler": "another", "cases": dict.fromkeys(instructions.CASES, 100.0)}
+    assert instructions.check(counting(150, 150), kept, COMPILER)
+    assert "skipped 2 comparisons" in capsys.readouterr().out
+    assert not instructions.check(counting(150, 140), kept, COMPILER), "retention is compared all the same"
+
+
+def test_without_valgrind_the_check_says_so_and_is_counted(instructions, capsys, monkeypatch):
+    monkeypatch.setattr(instructions.shutil, "which", lambda tool: None if tool == "valgrind" else tool)
+    assert instructions.main() == 0
+    assert capsys.readouterr().out == "valgrind not found: skipped 4 comparisons of instruction counts\n"
+
+
+def test_a_figure_is_kept_for_every_case(instructions):
+    kept = json.loads(instructions.KEPT.read_text())
+    assert set(kept["cases"]) == set(instructions.CASES)
+    assert all(figure > 0 for figure in kept["cases"].values())
