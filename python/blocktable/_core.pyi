@@ -16,6 +16,9 @@ __version__: str
 MUTANTS: tuple[str, ...]
 """Names of the planted faults of this build; empty unless it was built with feature `mutants`."""
 
+REASONS: tuple[tuple[int, str, str, tuple[str, ...]], ...]
+"""(code, name, kind, names of its numbers) of every reason that a request is told; codes and names are stable."""
+
 END_FINISHED_STOP: int
 """End codes, as in `Plan.ended` and `Commit.ended`: a stop token, or `Scheduler.finish` for a stop string."""
 END_FINISHED_LENGTH: int
@@ -261,6 +264,21 @@ class Scheduler:
         """Prompt tokens of a live or just ended request that were found in the prefix cache at its first admission; 0 before.
 
         Kept for the last 1,024 ended requests; raises `UnknownRequestError` for others."""
+
+    def explain(self, request_id: int) -> dict[str, Any]:
+        """What happened to a request, and what it waits for now.
+
+        `place` is `waiting`, `running` or `ended`. `waits_for` is None, or the reason for which the last plan passed it over.
+        `records`, oldest first: `at_us`, `until_us`, `step`, `times` (the same in a row is one record), `reason`, `code`, `kind`,
+        `numbers` (of the last time), `words`; the last 32, `forgotten` counts those before. `text` is all of it in words. What
+        others do shows in it: for operators, not for clients. Known of live requests and of the last 1,024 that ended; raises
+        `UnknownRequestError` for others."""
+
+    def listen_to_notes(self, capacity: int) -> None:
+        """Keep every note of every request from now on, the last `capacity` of them, until `take_notes`; 0 ends that."""
+
+    def take_notes(self) -> tuple[str, int] | None:
+        """The notes since the last call as JSON lines, and how many were lost before them; None if nobody listens."""
 
     def miss_reason(self, request_id: int) -> str | None:
         """Why the prefix of a request was found no further at its first admission; None before, and without `explain_misses`.

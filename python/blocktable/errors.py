@@ -169,12 +169,25 @@ class WrongStepError(BlocktableError):
 
 
 class StalledError(BlocktableError):
-    """Runnable work cannot move although nothing is in flight: a fault of ours. Names the request and what it waits for."""
+    """Runnable work cannot move although nothing is in flight: a fault of ours. Names the request and what it waits for.
 
-    def __init__(self, request_id: int, reason: str) -> None:
-        super().__init__(f"request {request_id} cannot move: {reason}")
-        self.request_id = request_id
-        self.reason = reason
+    `waits_for` is what the plan noted (`reason`, `code`, `numbers`, `words`), or None if nobody noted why. In blocks: `needed` by the
+    request beside what it has, `free` (of those `promised`), `parked` until what is in flight has ended, `pinned`. `held_by`: (request
+    id, blocks) of those that hold most.
+    """
+
+    def __init__(self, text: str, report: dict[str, Any]) -> None:
+        super().__init__(text)
+        self.report = report
+        self.request_id: int = report["request_id"]
+        self.is_running: bool = report["is_running"]
+        self.waits_for: dict[str, Any] | None = report["waits_for"]
+        self.needed: int = report["needed"]
+        self.free: int = report["free"]
+        self.promised: int = report["promised"]
+        self.parked: int = report["parked"]
+        self.pinned: int = report["pinned"]
+        self.held_by: list[tuple[int, int]] = report["held_by"]
 
 
 class EngineDeadError(BlocktableError, RuntimeError):

@@ -156,6 +156,15 @@ class LLM:
         """End every request, of whoever; all KV blocks are free then."""
         self._open.loop.abandon()
 
+    def explain(self, request_id: str) -> dict[str, Any]:
+        """What happened to a request and what it waits for now, in words (`text`) and as data: see `Scheduler.explain`.
+
+        Known of live requests and of the last 1,024 that ended; raises `UnknownRequestError` for others.
+        """
+        if not request_id.isdecimal():
+            raise InvalidInputError("request_id", request_id, "must be an id that add_request gave")
+        return self._open.loop.scheduler.explain(int(request_id))
+
     def kv_report(self) -> KVReport:
         """How the KV blocks were used since the engine started, and what planning cost."""
         engine = self._open

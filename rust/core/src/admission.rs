@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::mutant::{self, Mutant};
 use crate::partial_hit::PartialHit;
 use crate::preemption::contains;
+use crate::reason::Reason;
 use crate::request::{End, Place};
 use crate::scheduler::Scheduler;
 
@@ -22,8 +23,8 @@ enum Admission {
     Admitted { chunk: usize },
     /// Another request computes its next block in this step: wait, holding nothing, and reuse it.
     PrefixInFlight,
-    /// Its blocks are not free.
-    Blocked,
+    /// So many blocks are not free.
+    Blocked { needed: u32 },
     /// One of its steps was refused; nothing changed.
     Refused(Error),
 }
@@ -39,19 +40,36 @@ impl Scheduler {
                     self.stop_waiting(seat);
                     self.charge_admission(seat);
                     *budget -= chunk;
-                    self.blocked.iter().for_each(|&blocked| self.asks[blocked].passed += 1);
+                    self.note_passed(seat);
                 }
-                Admission::PrefixInFlight => looked_at += 1,
-                Admission::Blocked if self.running.is_empty() && !mutant::leaves_lone_requests() => {
+                Admission::PrefixInFlight => {
+                    self.note_wait(seat, Reason::PrefixInFlight { found: self.hit.len() as u32 });
+                    looked_at += 1;
+                }
+                Admission::Blocked { .. } if self.running.is_empty() && !mutant::leaves_lone_requests() => {
                     self.stop_waiting(seat);
                     self.end(seat, End::Capacity);
                 }
-                Admission::Blocked => self.blocked.push(seat),
+                Admission::Blocked { needed } => {
+                    self.note_blocked(seat, needed);
+                    self.blocked.push(seat);
+                }
                 Admission::Refused(error) => {
+                    self.note_wait(seat, Reason::StepRefused {});
                     self.note_refusal(error);
                     break;
                 }
             }
+        }
+        if !self.waiting.has_aside()
+            && let Some(seat) = self.waiting.head()
+        {
+            let reason = if self.free_rows.is_empty() {
+                Reason::NoRow { rows: self.config.rows() }
+            } else {
+                Reason::NoBudget { budget: self.config.max_num_batched_tokens }
+            };
+            self.note_wait(seat, reason);
         }
         self.blocked.clear();
         self.waiting.restore(&self.asks);
@@ -108,8 +126,10 @@ impl Scheduler {
         let size = self.block_size;
         let (known, prompt_len) = (self.request(seat).num_tokens(), self.request(seat).prompt_len);
         let unpromised = self.pool.num_free().saturating_sub(self.promised);
-        if self.asks[seat].short_of.is_some_and(|rest| rest > unpromised) && !self.running.is_empty() {
-            return Admission::Blocked;
+        if let Some(needed) = self.asks[seat].short_of.filter(|&rest| rest > unpromised)
+            && !self.running.is_empty()
+        {
+            return Admission::Blocked { needed };
         }
         self.find_hits(seat);
         let hits = self.hit.len();
@@ -135,7 +155,7 @@ impl Scheduler {
                 self.hold_hits(seat);
             }
             self.remember_short(seat, hits, rest);
-            return Admission::Blocked;
+            return Admission::Blocked { needed: rest + free_hits };
         }
         let free = self.pool.num_free().saturating_sub(promised);
         let takes_free_source = |hit: &PartialHit| self.pool.holders(hit.source) == 0 && self.pool.is_free(hit.source);
@@ -247,6 +267,7 @@ impl Scheduler {
         let at = self.rank_in_running(seat);
         self.running.insert(at, seat);
         self.draft.admitted.push([id.0 as i64, 0, row.index() as i64]);
+        self.note(seat, Reason::Admitted { cached: start as u32, row: row.index() as u32 });
     }
 
     /// Moves the hit into the tables. It was found in this very call, so each of its blocks still has its content.

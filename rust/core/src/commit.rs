@@ -8,6 +8,7 @@ use crate::flight::Entry;
 use crate::ids::{BlockId, StepId, TokenId};
 use crate::mutant::{self, Mutant};
 use crate::prefix_index::KeyState;
+use crate::reason::Reason;
 use crate::request::End;
 use crate::scheduler::Scheduler;
 
@@ -44,6 +45,7 @@ impl Scheduler {
         committed.accepted = 0;
         self.flight.land();
         self.pool.tell_time(now_us);
+        self.timelines.tell_time(now_us);
         self.pool.end_leases();
         let mut sample = 0;
         for at in 0..self.flight.entries.len() {
@@ -101,6 +103,7 @@ impl Scheduler {
             if mutant::is_on(Mutant::NoRollbackOnFail) {
                 self.request_mut(entry.seat()).computed += entry.chunk() - usize::from(entry.samples);
             }
+            self.note(entry.seat(), Reason::StepFailed { tokens: entry.chunk() as u32 });
             self.withdraw(at, mutant::is_on(Mutant::KeepPendingOnFail));
         }
         Ok(())
@@ -177,6 +180,7 @@ impl Scheduler {
             request.cached = Some(kept * size.tokens());
             self.counters.prefix_hits -= lost as u64;
         }
+        self.timelines.note(entry.seat(), request.id, self.steps, Reason::PutBack { tokens: lost as u32 });
         let rest = request.cut(kept);
         let in_flight = self.flight.runs(request.planned_in);
         let when = self.when_free(in_flight, rest.blocks());
@@ -219,6 +223,7 @@ impl Scheduler {
         if request.num_outputs() == 0 {
             let took_us = now_us.saturating_sub(request.submitted_us);
             self.counters.first_token_us_sum = self.counters.first_token_us_sum.saturating_add(took_us);
+            self.timelines.note(seat, request.id, self.steps, Reason::FirstToken {});
         }
         let Some(end) = request.push(token) else { return };
         self.commit_end(seat, end, committed);

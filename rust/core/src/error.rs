@@ -3,6 +3,7 @@
 //! Bad input and refusals change nothing. `Stalled` and `Audit` are faults of ours, never of the caller.
 
 use crate::ids::{BlockId, RequestId, StepId};
+use crate::stall::Stall;
 
 /// Why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,12 +94,7 @@ pub enum Error {
         expected: Option<StepId>,
     },
     /// Runnable work cannot move although nothing is in flight.
-    Stalled {
-        /// The request of highest rank.
-        request: RequestId,
-        /// What it waits for.
-        reason: &'static str,
-    },
+    Stalled(Box<Stall>),
     /// An invariant does not hold.
     Audit {
         /// Its name, A1 to A8.
@@ -138,7 +134,7 @@ impl std::fmt::Display for Error {
             Error::WrongStep { given, expected: None } => {
                 write!(f, "step {} was named, but no step is in flight", given.0)
             }
-            Error::Stalled { request, reason } => write!(f, "request {} cannot move: {reason}", request.0),
+            Error::Stalled(stall) => write!(f, "{stall}"),
             Error::Audit { check, detail } => write!(f, "{check}: {detail}"),
         }
     }

@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::ids::RequestId;
 use crate::miss::{Miss, MissCounts};
 use crate::mutant::{self, Mutant};
+use crate::reason::Reason;
 use crate::scheduler::Scheduler;
 
 impl Scheduler {
@@ -44,7 +45,12 @@ impl Scheduler {
             return;
         };
         self.misses.add(miss);
-        self.request_mut(seat).miss = Some(miss);
+        self.timelines.count(Reason::of_miss(miss, found));
+        let told = if mutant::is_on(Mutant::MissTellsOtherDomain) { miss } else { miss.of_request() };
+        let request = self.request_mut(seat);
+        request.miss = Some(miss);
+        let id = request.id;
+        self.timelines.tell(seat, id, self.steps, Reason::of_miss(told, found));
     }
 
     /// Blocks `blocks` of a request were published.

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::ids::{BlockId, RequestId};
 use crate::mutant::{self, Mutant};
 use crate::rank::Ask;
+use crate::reason::{Reason, saturated};
 use crate::request::{Limits, Place};
 use crate::scheduler::Scheduler;
 
@@ -20,6 +21,14 @@ impl Scheduler {
     /// [`Error::UnknownRequest`], [`Error::NotRunning`], [`Error::NoFreeRow`], [`Error::NeverFits`], and [`Error::InvalidInput`] for
     /// limits. Nothing changes then.
     pub fn fork(&mut self, parent: RequestId, limits: Limits, now_us: u64) -> Result<RequestId> {
+        let forked = self.try_fork(parent, limits, now_us);
+        if let Err(error) = &forked {
+            self.timelines.count(Reason::of_refusal(error));
+        }
+        forked
+    }
+
+    fn try_fork(&mut self, parent: RequestId, limits: Limits, now_us: u64) -> Result<RequestId> {
         let seat = self.seat_of(parent).ok_or(Error::UnknownRequest { request: parent })?;
         if self.request(seat).place == Place::Waiting {
             return Err(Error::NotRunning { request: parent });
@@ -56,10 +65,14 @@ impl Scheduler {
         let mut tables: Vec<BlockTable> = parent.tables().map(share).collect();
         child.table = tables.remove(0);
         child.others = tables.into();
+        let tokens = saturated(child.num_tokens() as u64);
         let mut ask = Ask { submitted_us: now_us, passed: 0, charged: rows as u32, ..self.asks[seat] };
         ask.rank.arrival = id.0;
         self.tenants.enter_again(ask.tenant);
         let seat_of_child = self.sit(child, ask);
+        self.timelines.tell_time(now_us);
+        let parent_id = self.request(seat).id.0;
+        self.note(seat_of_child, Reason::ForkedFrom { request: parent_id, tokens });
         self.make_room(seat_of_child);
         let at = self.rank_in_running(seat_of_child);
         self.running.insert(at, seat_of_child);
@@ -104,6 +117,7 @@ impl Scheduler {
         request.keep_tokens(num_tokens, size.full_blocks(num_tokens), max_model_len);
         request.epoch += u64::from(!mutant::is_on(Mutant::TruncateKeepsEpoch));
         self.go_back(seat, rows, in_flight);
+        self.note(seat, Reason::Truncated { tokens: saturated(num_tokens as u64) });
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let need = self.groups.need(request.computed, request.table.len(), request.num_tokens()) as u32;
         let spare = request.promised.saturating_sub(need);

@@ -29,6 +29,7 @@ pub mod ids;
 pub mod key_encoding;
 pub mod miss;
 pub mod mutant;
+pub mod notes;
 pub mod pins;
 pub mod plan;
 pub mod policy;
@@ -37,6 +38,7 @@ pub mod prefix_index;
 pub mod prompt;
 pub mod queue_rules;
 pub mod rank;
+pub mod reason;
 #[cfg(feature = "mutants")]
 pub mod refusal;
 pub mod request;
@@ -44,8 +46,10 @@ pub mod retention;
 pub mod scheduler;
 pub mod sequence;
 pub mod sequences;
+pub mod stall;
 pub mod stats;
 pub mod tenants;
+pub mod timeline;
 pub mod vllm_encoding;
 
 mod admission;

@@ -310,6 +310,12 @@ mutants! {
     OldWorthStays = "old_worth_stays",
     /// Of blocks whose time is over at once the first of the chain goes first.
     ShallowFirst = "shallow_first",
+    /// A full timeline goes on growing.
+    TimelineGrows = "timeline_grows",
+    /// What happened to a request that ended is not kept.
+    EndForgetsTimeline = "end_forgets_timeline",
+    /// Nobody notes why a request waits.
+    WaitNotNoted = "wait_not_noted",
     /// An admission that is refused half way keeps its promise.
     RefusedKeepsPromise = "refused_keeps_promise",
 }

@@ -10,6 +10,7 @@ use crate::ids::StepId;
 use crate::mutant::{self, Mutant};
 use crate::plan::{PlanMemory, Sizes, TableShape};
 use crate::preemption::Growth;
+use crate::reason::Reason;
 use crate::request::{End, Place};
 use crate::scheduler::Scheduler;
 
@@ -29,6 +30,7 @@ impl Scheduler {
         self.draft.clear();
         self.flight.clear();
         self.pool.expire(now_us);
+        self.timelines.tell_time(now_us);
         self.frontier.clear();
         self.idle_sharers.clear();
         self.refused = None;
@@ -45,6 +47,9 @@ impl Scheduler {
         let has_preempted = self.counters.preemptions > preemptions_before;
         if (!has_preempted || mutant::is_on(Mutant::AdmitAfterPreempt)) && self.refused.is_none() {
             self.plan_waiting(&mut budget, now_us);
+        } else if let Some(first) = self.waiting.head() {
+            let reason = if has_preempted { Reason::AfterPreemption {} } else { Reason::StepRefused {} };
+            self.note_wait(first, reason);
         }
         let freed = has_preempted || self.ended.len() > ended_before;
         if let Err(error) = self.check_progress(freed) {
@@ -210,6 +215,7 @@ impl Scheduler {
             let Some(&seat) = self.running.get(at) else { return };
             let chunk = self.chunk_at(at, *budget, &mut decodes_behind);
             if chunk == 0 {
+                self.note_wait(seat, Reason::NoBudget { budget: self.config.max_num_batched_tokens });
                 self.count_idle_rows(seat);
                 at += 1;
                 continue;
@@ -228,11 +234,13 @@ impl Scheduler {
                 }
                 Growth::NoVictim if mutant::is_on(Mutant::PreemptSelf) => self.preempt(seat),
                 Growth::NoVictim => {
+                    self.note_no_victim(seat, chunk);
                     self.count_idle_rows(seat);
                     at += 1;
                 }
                 Growth::Refused(error) => {
                     self.note_refusal(error);
+                    self.note_wait(seat, Reason::StepRefused {});
                     self.count_idle_rows(seat);
                     at += 1;
                 }
@@ -288,12 +296,7 @@ impl Scheduler {
         let Some(seat) = first.filter(|_| self.idle_with_work && !mutant::is_on(Mutant::StallSilently)) else {
             return Ok(());
         };
-        let request = self.request(seat);
-        let reason = match request.place {
-            Place::Running(_) => "it runs and was given no token",
-            Place::Waiting => "it waits and was not admitted",
-        };
-        Err(Error::Stalled { request: request.id, reason })
+        Err(Error::Stalled(Box::new(self.stall_of(seat))))
     }
 
     /// The plan is made: it is in flight if there is anything to run.

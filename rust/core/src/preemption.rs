@@ -8,6 +8,7 @@ use std::ops::Range;
 use crate::error::Error;
 use crate::ids::Key;
 use crate::mutant::{self, Mutant};
+use crate::reason::{Reason, saturated};
 use crate::request::Place;
 use crate::scheduler::Scheduler;
 
@@ -58,6 +59,7 @@ impl Scheduler {
                 continue;
             }
             let Some(victim) = self.victim_below(seat) else { return Growth::NoVictim };
+            self.note_preemption(victim, seat);
             self.preempt(victim);
             if mutant::is_on(Mutant::PreemptTwo)
                 && let Some(victim) = self.victim_below(seat)
@@ -92,11 +94,15 @@ impl Scheduler {
     /// Moves `count` blocks a group, `own` of them all promised before, into the tables.
     pub(crate) fn take_blocks(&mut self, seat: usize, count: u32, own: u32) {
         let request = self.seats[seat].as_mut().expect("a seat in use");
+        let evictions = self.pool.evictions();
         for group in 0..self.groups.len() {
             self.pool.take(request.table_of_mut(group), count).expect("promised or unpromised blocks are free");
         }
         request.promised -= own;
         self.promised -= own;
+        if self.pool.evictions() > evictions {
+            self.note(seat, Reason::Evicted { blocks: saturated(self.pool.evictions() - evictions) });
+        }
     }
 
     /// Notes for the plan that the tables of a running request changed from entry `first` on.
@@ -131,6 +137,10 @@ impl Scheduler {
             *promised -= taken;
             self.promised -= taken;
             left -= taken;
+            if taken > 0 {
+                let request = self.request(seat).id.0;
+                self.note(owner, Reason::PromiseTakenBy { request, blocks: taken });
+            }
         }
         left < wanted
     }

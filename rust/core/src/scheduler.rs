@@ -28,10 +28,12 @@ use crate::plan::{Draft, Layout};
 use crate::policy::{self, PolicyKind};
 use crate::queue_rules::PRIORITIES;
 use crate::rank::{Ask, Asked, Rank};
+use crate::reason::{Reason, saturated};
 use crate::request::{End, Limits, Place, Request};
 use crate::retention::Ranges;
 use crate::stats::Counters;
 use crate::tenants::{self, Tenants};
+use crate::timeline::{Ring, Timelines};
 use crate::waiting_line::WaitingLine;
 
 /// Ended requests whose cached tokens are still known.
@@ -42,6 +44,7 @@ pub(crate) struct Remembered {
     pub id: RequestId,
     pub cached: usize,
     pub miss: Option<Miss>,
+    pub timeline: Ring,
 }
 
 /// The scheduler of one pool.
@@ -100,6 +103,8 @@ pub struct Scheduler {
     pub(crate) seen: Option<Seen>,
     pub(crate) misses: MissCounts,
     pub(crate) counters: Counters,
+    /// What happened to each request, and why.
+    pub(crate) timelines: Timelines,
     pub(crate) pins: Pins,
     /// The first refusal in the plan under way.
     pub(crate) refused: Option<Error>,
@@ -157,6 +162,7 @@ impl Scheduler {
             seen: (config.explain_misses && config.enable_prefix_caching).then(|| Seen::new(config.num_blocks)),
             misses: MissCounts::default(),
             counters: Counters::default(),
+            timelines: Timelines::new(),
             pins: Pins::default(),
             refused: None,
             idle_with_work: false,
@@ -185,6 +191,7 @@ impl Scheduler {
     ) -> Result<RequestId> {
         if let Err(error) = self.check(&prompt.tokens, &limits).and_then(|()| self.check_asked(&asked, now_us)) {
             self.counters.refused += 1;
+            self.timelines.count(Reason::of_refusal(&error));
             return Err(error);
         }
         if prompt.generation != self.hasher.generation && self.config.enable_prefix_caching {
@@ -200,7 +207,13 @@ impl Scheduler {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let ask = self.ask(id, &asked, now_us);
+        let (tokens, max_tokens) = (saturated(prompt.tokens.len() as u64), limits.max_tokens);
+        self.timelines.tell_time(now_us);
         let seat = self.sit(Request::new(id, prompt, limits, now_us, self.config.max_model_len as usize), ask);
+        self.note(seat, Reason::Submitted { tokens, max_tokens });
+        if self.waiting.len() > 0 {
+            self.note(seat, Reason::BehindHead { others: self.waiting.len() as u32 });
+        }
         self.start_waiting(seat);
         self.counters.submitted += 1;
         Ok(id)
@@ -377,17 +390,24 @@ impl Scheduler {
 
     /// Records the end of a request that is in neither line any more, and frees its seat.
     pub(crate) fn end(&mut self, seat: usize, end: End) {
+        self.note_end(seat, end);
         let request = self.seats[seat].take().expect("a seat in use");
         self.by_id_remove(request.id, seat);
         self.forget_untold(request.id);
         self.empty_seats.push(seat);
         self.tenants.exit(self.asks[seat].tenant);
         self.expiries.clear(seat);
-        if self.remembered.len() == REMEMBERED {
-            self.remembered.pop_front();
+        if self.remembered.len() == REMEMBERED
+            && let Some(oldest) = self.remembered.pop_front()
+        {
+            self.timelines.recycle(oldest.timeline);
         }
         let cached = request.cached.unwrap_or(0);
-        self.remembered.push_back(Remembered { id: request.id, cached, miss: request.miss });
+        let mut timeline = self.timelines.end(seat);
+        if mutant::is_on(Mutant::EndForgetsTimeline) {
+            timeline = Ring::default();
+        }
+        self.remembered.push_back(Remembered { id: request.id, cached, miss: request.miss, timeline });
         match end {
             End::Stop | End::Length => self.counters.finished += 1,
             End::Refused => self.counters.queue_expired += 1,
@@ -531,6 +551,7 @@ impl Scheduler {
         self.asks[seat] = ask;
         self.expiries.set(seat, &ask);
         self.seats[seat] = Some(request);
+        self.timelines.begin(seat);
         let seats = &self.seats;
         self.by_id.insert_unique(spread(id), seat, |&seat| spread(seats[seat].as_ref().expect("a seat in use").id));
         seat

@@ -1,6 +1,7 @@
 //! All that a scheduler remembers between calls, as text: what a refused operation must leave as it was. Only with feature `mutants`.
 //!
-//! Before: a test is about to have something refused. After: it compares. Memory that is only kept for its room is left out.
+//! Before: a test is about to have something refused. After: it compares. Memory that is only kept for its room is left
+//! out, and so are timelines: that something was refused stands there.
 
 use std::fmt::Write;
 

@@ -98,6 +98,17 @@ impl WaitingLine {
         }
     }
 
+    /// Whether somebody was looked at in the plan under way who still waits.
+    pub fn has_aside(&self) -> bool {
+        !self.aside.is_empty()
+    }
+
+    /// Who is to be looked at first, found quickly.
+    pub fn head(&mut self) -> Option<usize> {
+        let line = self.lowest_line()?;
+        self.lines[line].first().map(|(_, seat)| seat)
+    }
+
     /// Who is to be looked at first.
     pub fn first(&self) -> Option<usize> {
         let standing = |line: usize| (self.policy.standing(line), line);

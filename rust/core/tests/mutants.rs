@@ -193,6 +193,9 @@ rows! {
     copy_without_lease: CopyWithoutLease, ["A2"], a_request_goes_back_into_a_published_block;
     failed_copy_counts: FailedCopyCounts, ["start"], a_step_that_copies_fails;
     fork_unconfirmed: ForkUnconfirmed, ["A7", "start"], a_sharer_is_forked_in_flight;
+    wait_not_noted: WaitNotNoted, ["reason"], two_long_prompts_run_in_chunks;
+    end_forgets_timeline: EndForgetsTimeline, ["timeline"], one_request_runs_to_its_end;
+    timeline_grows: TimelineGrows, ["timeline"], a_request_is_put_off_forty_times;
     refused_keeps_promise: RefusedKeepsPromise, ["transaction"], || refused::an_admission_is_refused().map(drop);
     truncate_keeps_epoch: TruncateKeepsEpoch, ["epoch", "A5", "A7"], a_request_goes_back_in_flight;
 }
@@ -700,6 +703,18 @@ fn a_stop_token_comes_before_min_tokens() -> Checked {
     let answer = driver.submit(prompt(1, 6), up_to(6))?.map(|id| driver.clients[&id].answer.outputs.clone());
     let stop_tokens = vec![answer.expect("it fits")[1]];
     driver.submit(prompt(1, 6), Limits { max_tokens: 6, min_tokens: 4, stop_tokens })?;
+    driver.drain()
+}
+
+/// A request loses a step and a token, in turn: two records each time.
+fn a_request_is_put_off_forty_times() -> Checked {
+    let mut driver = Driver::new(config(20, 4));
+    let id = driver.submit(prompt(1, 60), up_to(2))?.expect("it fits");
+    for at in 1..=40 {
+        driver.plan()?;
+        driver.fail()?;
+        driver.truncate(id, 60 - at)?;
+    }
     driver.drain()
 }
 

@@ -20,7 +20,10 @@ pub fn to_python(py: Python<'_>, refusal: Error) -> PyErr {
         Error::OverPinBudget { needed, pinned, budget } => make(py, "PinBudgetError", (needed, pinned, budget)),
         Error::StepInFlight { step } => make(py, "StepInFlightError", (step.0,)),
         Error::WrongStep { given, expected } => make(py, "WrongStepError", (given.0, expected.map(|step| step.0))),
-        Error::Stalled { request, reason } => make(py, "StalledError", (request.0, reason)),
+        Error::Stalled(stall) => match crate::explain::stall_of(py, &stall) {
+            Ok(report) => make(py, "StalledError", (stall.to_string(), report)),
+            Err(error) => error,
+        },
         Error::Audit { check, detail } => make(py, "AuditError", (check, detail)),
         Error::OutOfBlocks { needed, free } => make(py, "OutOfBlocksError", (needed, free)),
         Error::NotHeld { block } => make(py, "NotHeldError", (block.get(),)),

@@ -12,6 +12,7 @@ mod cache;
 mod cpu;
 mod door;
 mod error;
+mod explain;
 mod hasher;
 mod identity;
 mod plan;
@@ -67,6 +68,7 @@ mod _core {
         let names = mutant::available().iter().map(|mutant| mutant.name());
         module.add("MUTANTS", PyTuple::new(module.py(), names.collect::<Vec<_>>())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("REASONS", explain::all_reasons(module.py())?)?;
         module.add("END_FINISHED_STOP", End::Stop as i64)?;
         module.add("END_FINISHED_LENGTH", End::Length as i64)?;
         module.add("END_ABORTED", End::Aborted as i64)?;

@@ -15,6 +15,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::buffer::lend;
 use crate::door::{Door, released};
+use crate::explain::explanation_of;
 use crate::hasher::algorithm;
 use crate::identity::Said;
 use crate::plan::{ArraySet, Commit, Plan, array};
@@ -309,8 +310,28 @@ impl Scheduler {
         self.door.held(py, |state| Ok(state.core.miss(RequestId(request_id))?.map(Miss::name)))
     }
 
+    fn explain<'py>(&self, py: Python<'py>, request_id: &Bound<'_, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+        let request_id = number("request_id", request_id)?;
+        let told = self.door.held(py, |state| state.core.explain(RequestId(request_id)))?;
+        explanation_of(py, &told)
+    }
+
+    fn listen_to_notes(&self, py: Python<'_>, capacity: &Bound<'_, PyAny>) -> PyResult<()> {
+        let capacity = count("capacity", capacity)? as usize;
+        self.door.held(py, |state| {
+            state.core.listen_to_notes(capacity);
+            Ok(())
+        })
+    }
+
+    fn take_notes(&self, py: Python<'_>) -> PyResult<Option<(String, u64)>> {
+        let mut lines = String::new();
+        let lost = self.door.held(py, |state| Ok(state.core.take_notes(&mut lines)))?;
+        Ok(lost.map(|lost| (lines, lost)))
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (counters, misses, gauges) = self.door.held(py, |state| {
+        let (counters, misses, gauges, reasons) = self.door.held(py, |state| {
             let (core, pool) = (&state.core, state.core.pool());
             let gauges = [
                 ("num_blocks", u64::from(pool.num_blocks())),
@@ -323,7 +344,7 @@ impl Scheduler {
                 ("evictions", pool.evictions()),
                 ("pinned_blocks", u64::from(core.num_pinned())),
             ];
-            Ok((core.counters(), core.misses(), gauges))
+            Ok((core.counters(), core.misses(), gauges, core.reasons().collect::<Vec<_>>()))
         })?;
         let dict = PyDict::new(py);
         for (name, value) in gauges.into_iter().chain(counters.named()) {
@@ -331,6 +352,9 @@ impl Scheduler {
         }
         for miss in Miss::ALL {
             dict.set_item(format!("miss_{}", miss.name()), misses.of(miss))?;
+        }
+        for (reason, times) in reasons {
+            dict.set_item(format!("reason_{}", reason.name()), times)?;
         }
         Ok(dict)
     }

@@ -13,6 +13,7 @@ mod oracle;
 mod pinning;
 mod plan;
 mod plan_check;
+mod reasons;
 mod step;
 mod turns;
 mod weights;

@@ -74,6 +74,7 @@ impl Driver {
         self.apply_changes(&plan);
         self.seen.copies += plan.copies.len();
         self.keep_books(&plan)?;
+        self.check_reasons(&plan)?;
         let mut without_forks = plan.clone();
         without_forks.admitted.retain(|(id, _)| !before.running.contains(id));
         self.check_plan(&without_forks, &before)?;
