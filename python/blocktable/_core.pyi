@@ -78,6 +78,12 @@ def cpu_store_kv(k: _Capsule, v: _Capsule, k_cache: _Capsule, v_cache: _Capsule,
 def cpu_read_sum(numbers: _Capsule, *, threads: int) -> float:
     """The sum of contiguous float32 numbers, as fast as memory can be read: what benchmarks compare with."""
 
+def replay(recording: bytes) -> dict[str, Any]:
+    """Make the calls of a recording again: see `blocktable.replay`."""
+
+def read_recording(recording: bytes) -> list[str]:
+    """The calls of a recording, a line each."""
+
 @final
 class Scheduler:
     """Decides what each step runs and which KV blocks it writes: first come, first served, one token budget.
@@ -269,16 +275,35 @@ class Scheduler:
         """What happened to a request, and what it waits for now.
 
         `place` is `waiting`, `running` or `ended`. `waits_for` is None, or the reason for which the last plan passed it over.
-        `records`, oldest first: `at_us`, `until_us`, `step`, `times` (the same in a row is one record), `reason`, `code`, `kind`,
-        `numbers` (of the last time), `words`; the last 32, `forgotten` counts those before. `text` is all of it in words. What
-        others do shows in it: for operators, not for clients. Known of live requests and of the last 1,024 that ended; raises
-        `UnknownRequestError` for others."""
+        `records`, oldest first: `at_us`, `until_us`, `step`, `times` (the same in a row is one record), `reason`, `code`,
+        `kind`, `numbers` (of the last time), `words`; the last 32, `forgotten` counts those before. `text` is all of it in
+        words. What others do shows in it: for operators, not for clients. Known of live requests and of the last 1,024 that
+        ended; raises `UnknownRequestError` for others."""
 
     def listen_to_notes(self, capacity: int) -> None:
         """Keep every note of every request from now on, the last `capacity` of them, until `take_notes`; 0 ends that."""
 
     def take_notes(self) -> tuple[str, int] | None:
         """The notes since the last call as JSON lines, and how many were lost before them; None if nobody listens."""
+
+    def start_recording(self, path: str) -> None:
+        """Write everything that enters from now on to a new file that only its owner may read, for `blocktable replay`.
+
+        Only before anything was submitted or planned (`InvalidInputError`): a replay begins at the start. The file holds
+        prompts, salts and outputs. Raises `RecordingError` if the file cannot be made, or is there already."""
+
+    def keep_recording(self, num_bytes: int) -> None:
+        """Keep the last `num_bytes` of everything that enters from now on, for `recorded`. Only at the start, as above."""
+
+    def flush_recording(self) -> None:
+        """Hand what is buffered to the file."""
+
+    def stop_recording(self) -> int | None:
+        """End the recording; how many calls it has. None if there was none. Raises `RecordingError` if the file failed."""
+
+    def recorded(self) -> bytes | None:
+        """What `keep_recording` keeps, as a recording. It can be replayed as long as nothing was dropped from it. Also of a
+        scheduler that an earlier call broke; the call is the last record then. None without."""
 
     def miss_reason(self, request_id: int) -> str | None:
         """Why the prefix of a request was found no further at its first admission; None before, and without `explain_misses`.

@@ -171,9 +171,9 @@ class WrongStepError(BlocktableError):
 class StalledError(BlocktableError):
     """Runnable work cannot move although nothing is in flight: a fault of ours. Names the request and what it waits for.
 
-    `waits_for` is what the plan noted (`reason`, `code`, `numbers`, `words`), or None if nobody noted why. In blocks: `needed` by the
-    request beside what it has, `free` (of those `promised`), `parked` until what is in flight has ended, `pinned`. `held_by`: (request
-    id, blocks) of those that hold most.
+    `waits_for` is what the plan noted (`reason`, `code`, `numbers`, `words`), or None if nobody noted why. In blocks:
+    `needed` by the request beside what it has, `free` (of those `promised`), `parked` until what is in flight has ended,
+    `pinned`. `held_by`: (request id, blocks) of those that hold most.
     """
 
     def __init__(self, text: str, report: dict[str, Any]) -> None:
@@ -204,6 +204,14 @@ class ShutDownError(BlocktableError, RuntimeError):
 
     def __init__(self) -> None:
         super().__init__("the engine was shut down: make a new one")
+
+
+class RecordingError(BlocktableError, OSError):
+    """A recording cannot be written, and why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class AuditError(BlocktableError):

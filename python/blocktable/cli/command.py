@@ -1,6 +1,7 @@
 """The command `blocktable`: which subcommand, and what its end means to a shell.
 
-Before: a shell, or `python -m blocktable`. After: `generate.py`, or `blocktable.bench`; each is loaded only when it runs.
+Before: a shell, or `python -m blocktable`. After: `generate.py`, `replay.py`, or `blocktable.bench`; what needs torch is
+loaded only when it runs.
 Always: bad input ends with one line and exit code 2, an interrupt with 130 (a termination with 143), and no traceback.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from .. import __version__
 from ..errors import BlocktableError
 from . import generate_options
+from . import replay as replay_command
 from .interrupts import Interrupted, interruptible
 
 DESCRIPTION = "Serve language models from a paged KV cache, and measure how well that goes."
@@ -23,6 +25,7 @@ examples:
   blocktable generate "Why is the sky blue?"         one prompt of your own
   blocktable generate --help                         every option
   blocktable bench scheduler                         plan and commit, timed (needs no torch)
+  blocktable replay FILE                             a recorded schedule or a crash report, again (needs no torch)
 """
 
 Run = Callable[[argparse.Namespace], int]
@@ -71,6 +74,11 @@ def make_parser(given: Sequence[str]) -> argparse.ArgumentParser:
 
         bench_command.add_subcommands(bench)
     bench.set_defaults(run=_run_bench)
+    replay = commands.add_parser(
+        "replay", help="make the calls of a recorded schedule again", description=replay_command.DESCRIPTION
+    )
+    replay_command.add_options(replay)
+    replay.set_defaults(run=replay_command.run)
     return parser
 
 

@@ -30,6 +30,7 @@ from ..sampling.sampler import Sampler
 from ..text.tokenizer import Tokenizer
 from .config import EngineConfig
 from .cpu_budget import usable_cpus
+from .crash_report import CrashReporter
 from .intake import Intake
 from .step_loop import StepLoop
 
@@ -178,6 +179,7 @@ def _assemble(
         num_rows=config.max_num_seqs,
         max_step_retries=config.max_step_retries,
         publisher=_make_publisher(config.kv_events_config, scheduler),
+        crash_reporter=CrashReporter(scheduler, num_bytes=config.crash_report_bytes, folder=config.crash_report_folder),
     )
     return Engine(config=config, loaded=loaded, tokenizer=tokenizer, sizing=sizing, loop=loop, lent=lent)
 

@@ -112,6 +112,11 @@ class EngineConfig:
     the CPUs that affinity and control group leave to this process."""
     max_step_retries: int = 2
     """Times that a step whose model failed runs again before its requests end with an error."""
+    crash_report_bytes: int = 2**22
+    """If a step fails, other than in the model, write the last so many bytes of what entered the scheduler, prompts and outputs
+    among it, to a file for `blocktable replay`; 0 = none."""
+    crash_report_folder: str | None = None
+    """Where; None = the folder for temporary files."""
     kv_events_config: KVEventsConfig | None = None
     """Publish what the prefix cache gains and loses: a `KVEventsConfig`, or a mapping of its fields."""
 
@@ -147,6 +152,8 @@ class EngineConfig:
         _need_int("seed", self.seed, 0, MAX_SEED)
         _need_int("num_threads", self.num_threads, 1, 1024, optional=True)
         _need_int("max_step_retries", self.max_step_retries, 0, 100)
+        _need_int("crash_report_bytes", self.crash_report_bytes, 0, 2**30)
+        _need_text("crash_report_folder", self.crash_report_folder, optional=True)
         if self.kv_events_config is not None:
             object.__setattr__(self, "kv_events_config", KVEventsConfig.from_options(self.kv_events_config))
 

@@ -26,6 +26,7 @@ from ..sampling.random_numbers import SeedSource
 from ..sampling.sampler import NO_TOKEN, Sampled, Sampler
 from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
+from .crash_report import CrashReporter
 from .intake import Job
 from .live_request import Inbox, LiveRequest
 from .orders import Order, Orders
@@ -73,8 +74,10 @@ class StepLoop:
         num_rows: int,
         max_step_retries: int,
         publisher: EventSink | None = None,
+        crash_reporter: CrashReporter | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self._crash_reporter = CrashReporter(scheduler, num_bytes=0) if crash_reporter is None else crash_reporter
         self.times = StepTimes()
         self._runner = runner
         self._sampler = sampler
@@ -185,9 +188,10 @@ class StepLoop:
             self._mend()
             try:
                 return self._step()
-            except BaseException:
+            except BaseException as error:
                 # Noted before anything is called: a second interrupt may cut the clean-up short.
                 self._is_torn = True
+                self._crash_reporter.report(error)
                 self.abandon()
                 raise
 

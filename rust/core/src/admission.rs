@@ -247,7 +247,10 @@ impl Scheduler {
     }
 
     fn start_running(&mut self, seat: usize, start: usize, now_us: u64) {
-        let row = self.free_rows.pop().expect("a free row");
+        let mut row = self.free_rows.pop().expect("a free row");
+        if mutant::is_on(Mutant::UnrecordedDecision) && mutant::unrecorded() % 2 == 1 && !self.free_rows.is_empty() {
+            std::mem::swap(&mut row, &mut self.free_rows[0]);
+        }
         self.make_room(seat);
         let request = self.seats[seat].as_mut().expect("a seat in use");
         request.place = Place::Running(row);

@@ -188,15 +188,16 @@ impl BlockHasher {
     /// # Errors
     /// As [`BlockHasher::chain`].
     pub fn prompt(&mut self, tokens: Vec<TokenId>, identity: Identity) -> Result<Prompt> {
-        let said = self.explains.then(|| identity.clone());
+        let said = (!identity.is_plain()).then(|| Box::new(identity.clone()));
+        let explained = self.explains.then(|| identity.clone());
         let chain = self.chain(identity, tokens.len())?;
-        let trail = said.map(|identity| Box::new(Trail::new(self, &identity, &tokens)));
+        let trail = explained.map(|identity| Box::new(Trail::new(self, &identity, &tokens)));
         if !self.makes_keys {
-            return Ok(Prompt { tokens, keys: Vec::new(), chain, trail, generation: self.generation });
+            return Ok(Prompt { tokens, keys: Vec::new(), chain, trail, generation: self.generation, said });
         }
         let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
         self.extend(&chain, &mut keys, &tokens);
-        Ok(Prompt { tokens, keys, chain, trail, generation: self.generation })
+        Ok(Prompt { tokens, keys, chain, trail, generation: self.generation, said })
     }
 
     /// The same for a chain that is known already, and whose ranges, if it has any, fit the tokens.
@@ -204,7 +205,7 @@ impl BlockHasher {
     pub fn prompt_of(&self, chain: &Chain, tokens: Vec<TokenId>) -> Prompt {
         let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
         self.clone().extend(chain, &mut keys, &tokens);
-        Prompt { tokens, keys, chain: chain.clone(), trail: None, generation: self.generation }
+        Prompt { tokens, keys, chain: chain.clone(), trail: None, generation: self.generation, said: None }
     }
 
     /// Keys of the full blocks of `tokens` from block `first` of `chain` on, which follow the block of key `parent`.

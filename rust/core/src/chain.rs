@@ -86,6 +86,17 @@ impl Identity {
         Identity { domain, public_tokens: 0, adapter: None, salts: Vec::new(), media: Vec::new() }
     }
 
+    /// Whether it says nothing but that the tokens are the deployment's.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        let Identity { domain, public_tokens, adapter, salts, media } = self;
+        *domain == Domain::Deployment
+            && *public_tokens == 0
+            && adapter.is_none()
+            && salts.is_empty()
+            && media.is_empty()
+    }
+
     /// Checks every bound for a prompt of `prompt_len` tokens, and brings ranges in order.
     ///
     /// # Errors

@@ -310,6 +310,14 @@ mutants! {
     OldWorthStays = "old_worth_stays",
     /// Of blocks whose time is over at once the first of the chain goes first.
     ShallowFirst = "shallow_first",
+    /// The row of a request depends on how often the thread was asked before, which nobody records.
+    UnrecordedDecision = "unrecorded_decision",
+    /// Aborts are not recorded.
+    RecorderForgetsAbort = "recorder_forgets_abort",
+    /// A number of a recording may have needless bytes.
+    RecordingNumberTooLong = "recording_number_too_long",
+    /// The checksums of a recording are not looked at.
+    ChecksumIgnored = "checksum_ignored",
     /// A full timeline goes on growing.
     TimelineGrows = "timeline_grows",
     /// What happened to a request that ended is not kept.
@@ -329,6 +337,22 @@ thread_local! {
 #[must_use]
 pub(crate) fn leaves_lone_requests() -> bool {
     is_on(Mutant::NeverEndsAlone) || is_on(Mutant::StallSilently)
+}
+
+/// Another number each time.
+#[cfg(feature = "mutants")]
+pub(crate) fn unrecorded() -> u64 {
+    thread_local!(static ASKED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
+    ASKED.with(|asked| {
+        asked.set(asked.get() + 1);
+        asked.get().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
+    })
+}
+
+/// Never asked, in this build.
+#[cfg(not(feature = "mutants"))]
+pub(crate) const fn unrecorded() -> u64 {
+    0
 }
 
 /// Whether this thread runs with fault `which`.

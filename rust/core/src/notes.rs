@@ -143,13 +143,9 @@ impl Scheduler {
         }
     }
 
-    /// Notes that the running request at `seat` finds no blocks for `chunk` more rows.
-    pub(crate) fn note_no_victim(&mut self, seat: usize, chunk: usize) {
-        let copies = self.copies_due(seat);
-        let request = self.request(seat);
-        let missing = self.block_size.blocks_for(request.computed + chunk).saturating_sub(request.table.len());
-        let needed = (missing * self.groups.len()) as u32 + copies;
-        self.note_wait(seat, self.lack(needed.saturating_sub(request.promised), true));
+    /// Notes that the running request at `seat` finds no `needed` blocks beyond its promise.
+    pub(crate) fn note_no_victim(&mut self, seat: usize, needed: u32) {
+        self.note_wait(seat, self.lack(needed, true));
     }
 
     /// Why `needed` blocks beyond what is promised to the asker are not there.
@@ -187,7 +183,7 @@ impl Scheduler {
                     Reason::QueueDeadline { waited_ms: saturated(waited_us / 1000) }
                 }
                 End::Capacity => Reason::Capacity {
-                    needed: saturated(self.groups.need(0, 0, request.tokens.len()) as u64),
+                    needed: saturated(self.groups.need(0, 0, request.num_tokens()) as u64),
                     usable: self.pool.usable() - self.num_pinned(),
                 },
             },

@@ -228,13 +228,13 @@ impl Scheduler {
                     at = if mutant::is_on(Mutant::PreemptEqual) { self.rank_in_running(seat) } else { at };
                     at += 1;
                 }
-                Growth::NoVictim if at == 0 && !mutant::leaves_lone_requests() => {
+                Growth::NoVictim { .. } if at == 0 && !mutant::leaves_lone_requests() => {
                     self.stop_running(seat);
                     self.end(seat, End::Capacity);
                 }
-                Growth::NoVictim if mutant::is_on(Mutant::PreemptSelf) => self.preempt(seat),
-                Growth::NoVictim => {
-                    self.note_no_victim(seat, chunk);
+                Growth::NoVictim { .. } if mutant::is_on(Mutant::PreemptSelf) => self.preempt(seat),
+                Growth::NoVictim { needed } => {
+                    self.note_no_victim(seat, needed);
                     self.count_idle_rows(seat);
                     at += 1;
                 }

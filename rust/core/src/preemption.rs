@@ -16,8 +16,8 @@ use crate::scheduler::Scheduler;
 pub(crate) enum Growth {
     /// It has.
     Fits,
-    /// Nobody ranks below it, and the blocks do not suffice.
-    NoVictim,
+    /// Nobody ranks below it, and so many blocks beyond its promise do not suffice.
+    NoVictim { needed: u32 },
     /// One of its steps was refused; nothing changed.
     Refused(Error),
 }
@@ -53,12 +53,14 @@ impl Scheduler {
             }
             // Sources of this step's copies are free when it has ended.
             if short <= self.pool.num_parked() || !self.suffices_below(seat, short) {
-                return Growth::NoVictim;
+                return Growth::NoVictim { needed: beyond };
             }
             if self.reclaim_promises(seat, short) {
                 continue;
             }
-            let Some(victim) = self.victim_below(seat) else { return Growth::NoVictim };
+            let Some(victim) = self.victim_below(seat) else {
+                return Growth::NoVictim { needed: beyond };
+            };
             self.note_preemption(victim, seat);
             self.preempt(victim);
             if mutant::is_on(Mutant::PreemptTwo)

@@ -169,7 +169,7 @@ pub(crate) struct NextRow {
 impl Request {
     /// A request that waits. It never has more than `max_model_len` tokens.
     pub(crate) fn new(id: RequestId, prompt: Prompt, limits: Limits, now_us: u64, max_model_len: usize) -> Self {
-        let Prompt { tokens, keys, chain, trail, generation: _ } = prompt;
+        let Prompt { tokens, keys, chain, trail, generation: _, said: _ } = prompt;
         let len = tokens.len();
         let stop = match limits.stop_tokens[..] {
             [stop] => stop,
@@ -216,7 +216,7 @@ impl Request {
     /// A second sequence with the same tokens, which counts the outputs so far as its own. It has no row and no block yet.
     pub(crate) fn child(&self, id: RequestId, limits: Limits, now_us: u64, max_model_len: usize) -> Self {
         let (tokens, keys, chain) = (self.tokens().to_vec(), self.keys.clone(), self.chain.clone());
-        let prompt = Prompt { tokens, keys, chain, trail: self.trail.clone(), generation: 0 };
+        let prompt = Prompt { tokens, keys, chain, trail: self.trail.clone(), generation: 0, said: None };
         let mut child = Request::new(id, prompt, limits, now_us, max_model_len);
         child.prompt_len = self.prompt_len;
         child.longest = child.longest_with(max_model_len);

@@ -119,6 +119,19 @@ impl Ranges {
         Ok(Ranges { steps, rest })
     }
 
+    /// The ends of ranges with what is before them worth, by rising end, and what is behind the last.
+    pub(crate) fn parts(&self) -> (&[(u32, Worth)], Worth) {
+        (&self.steps, self.rest)
+    }
+
+    /// The same back; none if ends fall, or a priority is too high.
+    pub(crate) fn from_parts(steps: Vec<(u32, Worth)>, rest: Worth) -> Option<Ranges> {
+        let is_valid = steps.is_sorted_by_key(|(end, _)| *end)
+            && steps.iter().all(|(_, worth)| worth.priority <= MAX_PRIORITY)
+            && rest.priority <= MAX_PRIORITY;
+        is_valid.then_some(Ranges { steps, rest })
+    }
+
     /// What the block that begins with token `start` is worth.
     #[must_use]
     pub fn worth(&self, start: usize) -> Worth {

@@ -77,7 +77,7 @@ impl Scheduler {
             request: request.id,
             is_running: matches!(request.place, Place::Running(_)),
             reason: noted.filter(|reason| reason.kind() == crate::reason::Kind::Wait),
-            needed: self.groups.need(start, held, request.tokens.len()) as u32,
+            needed: self.groups.need(start, held, request.num_tokens()) as u32,
             free: self.pool.num_free(),
             promised: self.promised,
             parked: self.pool.num_parked(),

@@ -7,6 +7,8 @@
 mod event_bytes;
 #[path = "../../fuzz/entries/key_encoding.rs"]
 mod key_encoding;
+#[path = "../../fuzz/entries/recording.rs"]
+mod recording;
 #[path = "../../fuzz/entries/schedule.rs"]
 mod schedule;
 mod seed;
@@ -27,6 +29,11 @@ fn events_are_encoded_in_one_way_only() {
 }
 
 #[test]
+fn recordings_are_encoded_in_one_way_only() {
+    stands("recording", recording::run);
+}
+
+#[test]
 fn a_schedule_of_any_bytes_keeps_every_invariant() {
     stands("schedule", schedule::run);
 }
@@ -36,10 +43,11 @@ fn a_schedule_of_any_bytes_keeps_every_invariant() {
 fn a_planted_fault_makes_an_entry_panic() {
     use blocktable_core::mutant;
     type Entry = fn(&[u8]) -> usize;
-    let rows: [(&str, &str, Entry); 5] = [
+    let rows: [(&str, &str, Entry); 6] = [
         ("field_without_length", "key_encoding", key_encoding::run),
         ("field_without_tag", "key_encoding", key_encoding::run),
         ("event_count_wrong", "event_bytes", event_bytes::run),
+        ("recording_number_too_long", "recording", recording::run),
         ("leak_block_on_finish", "schedule", schedule::run),
         ("keep_pending_on_abort", "schedule", schedule::run),
     ];

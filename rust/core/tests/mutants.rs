@@ -24,14 +24,17 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
+use blocktable_core::Recorded;
 use blocktable_core::block_hash::Algorithm;
 use blocktable_core::block_pool::{BlockPool, Release};
 use blocktable_core::block_ref::SharedPool;
 use blocktable_core::block_table::BlockTable;
 use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
-use blocktable_core::ids::Key;
+use blocktable_core::ids::{Key, RequestId};
 use blocktable_core::mutant::{self, Mutant};
+use blocktable_core::recording::{Recording, mend};
+use blocktable_core::replay::replay;
 use blocktable_core::request::{End, Limits};
 
 use broken::{Checked, broken, ensure};
@@ -193,6 +196,10 @@ rows! {
     copy_without_lease: CopyWithoutLease, ["A2"], a_request_goes_back_into_a_published_block;
     failed_copy_counts: FailedCopyCounts, ["start"], a_step_that_copies_fails;
     fork_unconfirmed: ForkUnconfirmed, ["A7", "start"], a_sharer_is_forked_in_flight;
+    unrecorded_decision: UnrecordedDecision, ["replay"], a_schedule_is_replayed;
+    recorder_forgets_abort: RecorderForgetsAbort, ["replay"], a_schedule_is_replayed;
+    checksum_ignored: ChecksumIgnored, ["checksum"], a_changed_recording_is_refused;
+    recording_number_too_long: RecordingNumberTooLong, ["format"], a_number_is_written_in_one_way;
     wait_not_noted: WaitNotNoted, ["reason"], two_long_prompts_run_in_chunks;
     end_forgets_timeline: EndForgetsTimeline, ["timeline"], one_request_runs_to_its_end;
     timeline_grows: TimelineGrows, ["timeline"], a_request_is_put_off_forty_times;
@@ -313,7 +320,15 @@ fn random_schedules_alone_find_most_faults() {
     ];
     // What only decides who goes first.
     let turns = ["no_lift", "charge_nothing", "hit_not_followed"];
-    let elsewhere = [&turns[..], &orders, &sequences, &tables, &rare, &keys, &retention].concat();
+    // What is only seen in a recording, or in a very long timeline.
+    let told = [
+        "timeline_grows",
+        "unrecorded_decision",
+        "recorder_forgets_abort",
+        "checksum_ignored",
+        "recording_number_too_long",
+    ];
+    let elsewhere = [&turns[..], &orders, &sequences, &tables, &rare, &keys, &retention, &told].concat();
     let threads = |name: &&str| CAUGHT_ELSEWHERE.iter().any(|(fault, _)| fault.name() == *name);
     missed.retain(|name| !elsewhere.contains(name) && !threads(name));
     assert!(missed.is_empty(), "300 random schedules do not find {missed:?}");
@@ -704,6 +719,47 @@ fn a_stop_token_comes_before_min_tokens() -> Checked {
     let stop_tokens = vec![answer.expect("it fits")[1]];
     driver.submit(prompt(1, 6), Limits { max_tokens: 6, min_tokens: 4, stop_tokens })?;
     driver.drain()
+}
+
+/// Two requests run and one of them is aborted, while every call is recorded; then all calls are made again.
+fn a_schedule_is_replayed() -> Checked {
+    let replayed = replay(&recorded()?).or_else(|error| broken("replay", error.to_string()))?;
+    replayed.difference.map_or(Ok(()), |difference| broken("replay", difference.to_string()))
+}
+
+fn recorded() -> Checked<Vec<u8>> {
+    let mut driver = Driver::new(Config { max_num_batched_tokens: 12, ..config(20, 4) });
+    driver.scheduler.record_in_ring(1 << 20).or_else(|error| broken("record", error.to_string()))?;
+    driver.submit(prompt(1, 40), up_to(6))?;
+    let id = driver.submit(prompt(2, 12), up_to(6))?.expect("it fits");
+    (3..8).try_for_each(|family| driver.submit(prompt(family, 5), up_to(3)).map(drop))?;
+    (0..6).try_for_each(|_| driver.run_step())?;
+    driver.abort(id)?;
+    driver.drain()?;
+    Ok(driver.scheduler.recorded().unwrap_or_default())
+}
+
+/// A digest in the last record has another bit.
+fn a_changed_recording_is_refused() -> Checked {
+    let mut bytes = recorded()?;
+    let at = bytes.len() - 10;
+    bytes[at] ^= 1;
+    ensure(Recording::read(&bytes).is_err(), "checksum", || "a change is not found".to_owned())
+}
+
+/// An abort of request 1, the number in two bytes instead of one, with right checksums.
+fn a_number_is_written_in_one_way() -> Checked {
+    let mut scheduler = Recorded::new(config(4, 4)).expect("a valid configuration");
+    scheduler.record_in_ring(1000).expect("nothing was called");
+    scheduler.abort(RequestId(1));
+    let short = scheduler.recorded().expect("a ring");
+    // Length, kind, number, outcome, no digest, checksum.
+    let (before, record) = short.split_at(short.len() - 23);
+    ensure(record[..6] == [11, 0, 0, 0, 3, 1], "form", || format!("{record:?}"))?;
+    let mut long = [before, &[12, 0, 0, 0, 3, 0x81, 0], &record[6..]].concat();
+    mend(&mut long);
+    ensure(Recording::read(&short).is_ok(), "format", || "the short one is refused".to_owned())?;
+    ensure(Recording::read(&long).is_err(), "format", || "other bytes mean the same".to_owned())
 }
 
 /// A request loses a step and a token, in turn: two records each time.

@@ -53,7 +53,7 @@ fn the_timeline_of_a_request_that_waited_ran_and_ended() {
         text.starts_with("request 2 (ended)\n  +0.000000 s: was submitted: 8 tokens, 1 outputs at most\n"),
         "{text}"
     );
-    assert!(text.contains("waits for 2 KV blocks: 1 are free, 0 of them promised to others (2 times in"), "{text}");
+    assert!(text.contains("waits for 2 KV blocks: 0 are free, 0 of them promised to others (2 times in"), "{text}");
     assert_eq!(caller.scheduler.explain(first).unwrap().records.last().unwrap().reason.name(), "finished_length");
 }
 
@@ -112,6 +112,7 @@ fn every_reason_can_occur() {
     let mut seen = seen.into_inner();
     add(&mut seen, &refused_forks().scheduler);
     add(&mut seen, &other_askers().scheduler);
+    add(&mut seen, &a_writer_that_failed().scheduler);
     #[cfg(feature = "mutants")]
     add(&mut seen, &refused_steps().scheduler);
     #[cfg(not(feature = "mutants"))]
@@ -142,6 +143,16 @@ fn refused_forks() -> Caller {
         Err(Error::UnknownRequest { request: RequestId(77) })
     );
     assert_eq!(caller.scheduler.fork(id, up_to(9), 1), Err(Error::NoFreeRow { rows: 1 }));
+    caller
+}
+
+/// Two equal prompts: the second shares in one step what the first computes, and the step fails.
+fn a_writer_that_failed() -> Caller {
+    let mut caller = Caller::new(config(20));
+    caller.submit(prompt(1, 9), 1);
+    caller.submit(prompt(1, 9), 1);
+    let sizes = caller.plan().unwrap();
+    caller.scheduler.fail(StepId(sizes.step)).unwrap();
     caller
 }
 

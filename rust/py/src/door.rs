@@ -4,7 +4,7 @@
 //! the lock without the interpreter, so it is never waited for; and no Python code runs inside, so the interpreter is never lost
 //! there. *Released*: work of 10 us and more that needs no lock.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -27,6 +27,11 @@ impl<T> Door<T> {
         let result = work(&mut core);
         drop(core);
         result.map_err(|refusal| error::to_python(py, refusal))
+    }
+
+    /// What can be read even of a core that an earlier call broke, for a report of that.
+    pub fn last_look<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+        look(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// What an object does when Python forgets it: there is nobody left to be told of a refusal.

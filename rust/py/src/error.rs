@@ -34,6 +34,11 @@ pub fn to_python(py: Python<'_>, refusal: Error) -> PyErr {
     }
 }
 
+/// `RecordingError` for a file that cannot be written.
+pub fn recording_failed(py: Python<'_>, why: &str) -> PyErr {
+    make(py, "RecordingError", (why,))
+}
+
 /// `InvalidInputError` for a value that the conversion itself refuses.
 pub fn invalid<'py>(py: Python<'py>, field: &str, value: impl IntoPyObject<'py>, bound: &str) -> PyErr {
     let Ok(value) = value.into_bound_py_any(py) else {

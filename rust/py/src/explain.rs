@@ -10,7 +10,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 /// (code, name, kind, names of its numbers) of every reason, in the order of the codes.
 pub fn all_reasons(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
     let rows = Reason::ALL.iter().map(|reason| {
-        let numbers = PyTuple::new(py, reason.numbers().map(|(name, _)| name))?;
+        let numbers = PyTuple::new(py, reason.numbers().map(|(name, _)| name).collect::<Vec<_>>())?;
         (reason.code(), reason.name(), reason.kind().name(), numbers).into_pyobject(py)
     });
     PyTuple::new(py, rows.collect::<PyResult<Vec<_>>>()?)

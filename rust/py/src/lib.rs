@@ -17,6 +17,7 @@ mod hasher;
 mod identity;
 mod plan;
 mod pool;
+mod recording;
 mod scheduler;
 mod table;
 mod tokens;
@@ -46,6 +47,8 @@ mod _core {
     use super::plan::{Commit, Plan};
     #[pymodule_export]
     use super::pool::BlockPool;
+    #[pymodule_export]
+    use super::recording::{py_replay, read_recording};
     #[pymodule_export]
     use super::scheduler::Scheduler;
     #[pymodule_export]

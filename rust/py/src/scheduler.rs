@@ -1,5 +1,6 @@
 //! The class that Python drives. Each method converts in, goes through the door, converts out.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use blocktable_core as core;
@@ -15,11 +16,13 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::buffer::lend;
 use crate::door::{Door, released};
+use crate::error::recording_failed;
 use crate::explain::explanation_of;
 use crate::hasher::algorithm;
 use crate::identity::Said;
 use crate::plan::{ArraySet, Commit, Plan, array};
 use crate::pool::{block_refs, free_queue, published_blocks};
+use crate::recording;
 use crate::tokens::{copy_ints, count, groups, number, token_ids, token_ranges};
 use crate::turn::{SaidRules, told, turn};
 
@@ -27,7 +30,7 @@ use crate::turn::{SaidRules, told, turn};
 const LONG_PROMPT: usize = 1024;
 
 struct State {
-    core: core::Scheduler,
+    core: core::Recorded,
     /// What a commit brings. Kept for its memory.
     tokens: Vec<i64>,
     starts: Vec<i64>,
@@ -113,7 +116,7 @@ impl Scheduler {
             enable_partial_hits,
             queue: said.rules(py)?,
         };
-        let core = core::Scheduler::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
+        let core = core::Recorded::new(config.clone()).map_err(|refusal| crate::error::to_python(py, refusal))?;
         let set = || ArraySet::new(py, &config, core.layout()).map(Arc::new);
         let sets = [set()?, set()?];
         let state = State {
@@ -330,6 +333,34 @@ impl Scheduler {
         Ok(lost.map(|lost| (lines, lost)))
     }
 
+    fn start_recording(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let file =
+            recording::create(&path).map_err(|error| recording_failed(py, &format!("{}: {error}", path.display())))?;
+        self.door.held(py, |state| state.core.record_to(Box::new(file)))
+    }
+
+    fn keep_recording(&self, py: Python<'_>, num_bytes: &Bound<'_, PyAny>) -> PyResult<()> {
+        let num_bytes = count("num_bytes", num_bytes)? as usize;
+        self.door.held(py, |state| state.core.record_in_ring(num_bytes))
+    }
+
+    fn flush_recording(&self, py: Python<'_>) -> PyResult<()> {
+        self.door.held(py, |state| {
+            state.core.flush_recording();
+            Ok(())
+        })
+    }
+
+    fn stop_recording(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        let stopped = self.door.held(py, |state| Ok(state.core.stop_recording()))?;
+        recording::stop(py, stopped)
+    }
+
+    fn recorded<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        let kept = self.door.last_look(|state| state.core.recorded());
+        kept.map(|bytes| PyBytes::new(py, &bytes))
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (counters, misses, gauges, reasons) = self.door.held(py, |state| {
             let (core, pool) = (&state.core, state.core.pool());
@@ -467,7 +498,7 @@ fn limits(
 }
 
 /// Writes the next plan to the arenas of `set`. Called inside the door.
-fn plan_into(core: &mut core::Scheduler, set: &ArraySet, now_us: u64) -> core::Result<core::plan::Sizes> {
+fn plan_into(core: &mut core::Recorded, set: &ArraySet, now_us: u64) -> core::Result<core::plan::Sizes> {
     lend(core, &set.staging, &set.tables, |core, staging, tables| {
         core.plan(now_us, PlanMemory { staging, tables: bytemuck::cast_slice_mut(tables) })
     })

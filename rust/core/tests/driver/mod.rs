@@ -21,7 +21,7 @@ mod world;
 
 use std::collections::BTreeMap;
 
-use blocktable_core::Scheduler;
+use blocktable_core::Recorded;
 use blocktable_core::chain::{Chain, Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
@@ -87,7 +87,7 @@ pub struct Seen {
 
 /// A scheduler, the memory of its plans, the oracle model, and the books of its caller.
 pub struct Driver {
-    pub scheduler: Scheduler,
+    pub scheduler: Recorded,
     pub clients: BTreeMap<u64, Client>,
     /// The plan that is neither committed nor failed.
     pub step: Option<Step>,
@@ -117,7 +117,7 @@ pub struct Driver {
 impl Driver {
     pub fn new(config: Config) -> Self {
         let kv = KvMemory::new(config.num_blocks, config.block_size);
-        let scheduler = Scheduler::new(config).expect("a valid configuration");
+        let scheduler = Recorded::new(config).expect("a valid configuration");
         let (words, entries) = (scheduler.layout().words, scheduler.layout().table_entries);
         let memory = || (vec![0; words], vec![0; entries]);
         Driver {

@@ -9,9 +9,10 @@ use super::{Driver, Plan};
 use crate::broken::{Checked, broken, ensure};
 
 impl Driver {
-    /// Asks about every request that there ever was. `plan` was made just now.
+    /// Asks about every request that lives, and about those whose end `plan` tells, which was made just now.
     pub(super) fn check_reasons(&self, plan: &Plan) -> Checked {
-        for client in self.clients.values() {
+        let is_told = |id: u64| plan.ended.iter().any(|&(ended, _)| ended == id);
+        for client in self.clients.values().filter(|client| client.is_live() || is_told(client.id)) {
             let told = self.scheduler.explain(RequestId(client.id));
             let told = told.or_else(|error| broken("reason", error.to_string()))?;
             let records = &told.records;
@@ -26,7 +27,7 @@ impl Driver {
             ensure(told.place == place, "reason", || format!("it is {place:?}: {told}"))?;
             let is_end = records.last().is_some_and(|record| record.reason.kind() == Kind::End);
             ensure(is_end != client.is_live(), "reason", || format!("it lives: {}; {told}", client.is_live()))?;
-            let runs = client.row.is_some_and(|row| plan.seq_slots.contains(&(row as i32)));
+            let runs = client.row.is_some_and(|row| plan.seq_slots.contains(&row));
             let waits = client.is_live() && !runs;
             ensure(told.waits_for.is_some() == waits, "reason", || format!("it got no token: {waits}; {told}"))?;
         }

@@ -222,12 +222,20 @@ impl Schedule {
     /// The first promise that does not hold.
     pub fn run(&self) -> Checked<Driver> {
         let mut driver = Driver::new(self.config.clone());
+        self.play(&mut driver)?;
+        Ok(driver)
+    }
+
+    /// The same on a driver that was made for its configuration.
+    ///
+    /// # Errors
+    /// As [`Schedule::run`].
+    pub fn play(&self, driver: &mut Driver) -> Checked {
         let mut ever = Vec::new();
         for event in &self.events {
-            play(&mut driver, &mut ever, event)?;
+            play(driver, &mut ever, event)?;
         }
-        driver.drain()?;
-        Ok(driver)
+        driver.drain()
     }
 }
 
@@ -333,6 +341,13 @@ impl Say {
 }
 
 impl Ask {
+    /// `len` tokens, most of them shared by the family.
+    pub fn plain(family: u32, len: usize, max_tokens: u32) -> Self {
+        let (shared, own) = (len.saturating_sub(2), len.min(2));
+        let turn = Say { tenant: 0, priority: 0, deadline: None, queue_deadline: None };
+        Ask { family, shared, suffix: family, own, who: 0, max_tokens, min_tokens: 0, stop_at: None, kept: None, turn }
+    }
+
     fn request(&self, config: &Config) -> (Identity, Vec<u32>, Limits) {
         let max_model_len = config.max_model_len;
         let shared = (0..self.shared as u32).map(|i| number(self.family, i));
