@@ -1,6 +1,11 @@
 """Owns what the kernels' tests share: every test that takes `kernels` runs once for each implementation, on one thread."""
 
+import os
+
 import pytest
+
+# Read when a Triton kernel is defined; `compiled.py` and `on_gpu.py` run in processes without it.
+os.environ["TRITON_INTERPRET"] = "1"
 
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 

@@ -20,7 +20,7 @@ def test_every_kernel_file_has_its_own_link() -> None:
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
 def test_a_kernel_file_imports_only_its_siblings_and_torch(file: Path) -> None:
-    allowed = {"__future__", "collections", "dataclasses", "functools", "itertools", "math", "torch", "typing"}
+    allowed = {"__future__", "collections", "dataclasses", "functools", "itertools", "math", "torch", "triton", "typing"}
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             assert {name.name.partition(".")[0] for name in node.names} <= allowed

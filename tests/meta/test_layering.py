@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "events": {"errors"},
     "engine": {"errors", "_core", "events", "model", "retention", "sampling", "text"},
     "testing": {"errors", "_core"},
-    "bench": {"errors", "_core", "engine", "sampling", "model", "text", "testing", ""},
+    "bench": {"errors", "_core", "kernels", "engine", "sampling", "model", "text", "testing", ""},
     "cli": {"errors", "_core", "engine", "sampling", "model", "text", "testing", "bench", ""},
     "__main__": {"cli"},
 }

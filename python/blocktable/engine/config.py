@@ -22,7 +22,7 @@ HASH_ALGORITHMS = ("sha256", "blake3", "sha256_cbor", "vllm_sha256")
 
 WEIGHT_LAYOUTS = ("auto", "as_loaded", "transposed")
 
-ATTENTION_BACKENDS = ("auto", "cpu", "reference")
+ATTENTION_BACKENDS = ("auto", "cpu", "triton", "reference")
 POLICIES = ("fcfs", "priority", "fair", "deadline", "prefix")
 
 OTHER_NAMES = {
@@ -57,7 +57,8 @@ class EngineConfig:
     weight_layout: str = "auto"
     """How linear weights lie in memory on a CPU: `auto` (timed on this machine), `as_loaded`, `transposed`."""
     attention_backend: str = "auto"
-    """The kernels: `cpu` (SIMD, reads the blocks in place), `reference` (plain torch, any device); `auto` = `cpu` on a CPU."""
+    """The kernels: `cpu` (SIMD, reads the blocks in place), `triton` (GPUs), `reference` (plain torch, any device); `auto` =
+    the first of them that can run the model."""
     self_check: bool = True
     """Compare paged attention with the model's own when the model is loaded."""
     max_model_len: int | None = None

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
 from ..kernels import reference
+from ..kernels.launch_table import attention_launch, target_of
+from ..kernels.shapes import KernelInputError
 from . import cpu_attention
+
+if TYPE_CHECKING:
+    from .geometry import KVGeometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +39,45 @@ CPU = AttentionBackend("cpu", cpu_attention.store_kv, cpu_attention.paged_attent
 """The core's SIMD kernels."""
 
 
-def choose_backend(wanted: str, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """`auto` is the fastest that knows device and dtype. Raises `InvalidInputError` for a name that does not."""
-    on_cpu = device.type == "cpu"
+NAMES = ("cpu", "triton", "reference")
+"""From the fastest on; `auto` is the first that can run."""
+
+
+def choose_backend(wanted: str, device: torch.device, geometry: KVGeometry) -> AttentionBackend:
+    """The backend of this name for a model of this geometry. Raises `InvalidInputError` for one that cannot run it."""
     if wanted == "auto":
-        return CPU if on_cpu and dtype in cpu_attention.DTYPES else REFERENCE
-    if wanted == "reference":
-        return REFERENCE
-    if wanted != "cpu":
-        raise InvalidInputError("attention_backend", wanted, "must be one of auto, cpu, reference")
-    if not on_cpu:
-        raise InvalidInputError("attention_backend", wanted, f"the model is on {device}: must be on the CPU")
-    if dtype not in cpu_attention.DTYPES:
+        wanted = next(name for name in NAMES if _objection(name, device, geometry) is None)
+    if wanted not in NAMES:
+        raise InvalidInputError("attention_backend", wanted, f"must be one of auto, {', '.join(NAMES)}")
+    objection = _objection(wanted, device, geometry)
+    if objection is not None:
+        raise InvalidInputError("attention_backend", wanted, objection)
+    return _triton() if wanted == "triton" else {"cpu": CPU, "reference": REFERENCE}[wanted]
+
+
+def _objection(name: str, device: torch.device, geometry: KVGeometry) -> str | None:
+    """Why the backend cannot run; None if it can."""
+    if name == "reference":
+        return None
+    if name == "cpu":
+        if device.type != "cpu":
+            return f"the model is on {device}: must be on the CPU"
         known = ", ".join(str(one).removeprefix("torch.") for one in cpu_attention.DTYPES)
-        raise InvalidInputError("attention_backend", wanted, f"the KV rows are {dtype}: must be one of {known}")
-    return CPU
+        return None if geometry.dtype in cpu_attention.DTYPES else f"the KV rows are {geometry.dtype}: must be one of {known}"
+    if device.type != "cuda":
+        return f"the model is on {device}: must be on a GPU of CUDA or ROCm"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    widest = max((max(layer.key_dim, layer.value_dim) for layer in geometry.layers), default=1)
+    try:
+        attention_launch(target_of(torch.empty(0, device=device)), geometry.dtype, widest, is_decode=True)
+    except KernelInputError as error:
+        return str(error)
+    return None
+
+
+def _triton() -> AttentionBackend:
+    """Loaded when it is chosen: the other backends need no Triton."""
+    from ..kernels import triton_attention, triton_store
+
+    return AttentionBackend("triton", triton_store.store_kv, triton_attention.paged_attention)

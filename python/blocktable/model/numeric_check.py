@@ -124,7 +124,7 @@ def _run_step(
         context=PagedForward(
             [GroupStep(batch, torch.cat(slots).to(device))] * len(memory.layers),
             memory.layers,
-            choose_backend("auto", device, memory.geometry.dtype),
+            choose_backend("auto", device, memory.geometry),
         ),
     )
     logits = packed_logits(model, inputs)

@@ -41,7 +41,7 @@ class ModelRunner:
         self._memory = kv_memory
         self._groups = [kv_memory.geometry.group_of(layer) for layer in range(len(kv_memory.layers))]
         self._scratch = Scratch()
-        self._backend = choose_backend(attention_backend, kv_memory.device, kv_memory.geometry.dtype)
+        self._backend = choose_backend(attention_backend, kv_memory.device, kv_memory.geometry)
         self._keeps_rows = takes(loaded.model, "logits_to_keep")
 
     def forward(self, plan: Plan) -> Tensor:

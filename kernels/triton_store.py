@@ -1,0 +1,120 @@
+"""New keys and values to their slots, in Triton: as they are, or in one byte a number.
+
+Before: a layer's projections and rotations. After: `paged_attention` of the same step. Always: what the twins in `reference.py`
+and `quantised.py` promise; one program writes all heads of one token, a negative slot ends it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .quantised import LARGEST, check_quantised
+from .shapes import KernelInputError, bind
+
+Launcher = Callable[..., Any]
+
+
+@triton.jit(do_not_specialize=["block_size", "heads"])
+def _store(
+    from_ptr, to_ptr, scale_ptr, slots_ptr, block_size, heads, width, largest,
+    from_token, from_head, to_block, to_head, to_slot, scale_block, scale_head,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, QUANTISED: tl.constexpr, ROUNDED: tl.constexpr,
+):  # fmt: skip
+    """One token's keys, or values."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token)
+    if slot >= 0:
+        block = slot // block_size
+        offset = slot % block_size
+        head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+        d = tl.arange(0, WIDTH)
+        mask = (head < heads)[:, None] & (d < width)[None, :]
+        rows = tl.load(from_ptr + token * from_token + head[:, None] * from_head + d[None, :], mask=mask, other=0.0)
+        if QUANTISED:
+            rows = rows.to(tl.float32)
+            top = tl.max(tl.abs(rows), 1)
+            scale = tl.where(top > 0.0, top / largest, 1.0)
+            rows = rows / scale[:, None]
+            if ROUNDED:
+                # To the nearest, the even one of two: adding 1.5 * 2^23 leaves no room for a fraction.
+                rows = (rows + 12582912.0) - 12582912.0
+            tl.store(scale_ptr + block * scale_block + head * scale_head + offset, scale, mask=head < heads)
+        to = to_ptr + block * to_block + head[:, None] * to_head + offset * to_slot + d[None, :]
+        tl.store(to, rows.to(to_ptr.dtype.element_ty), mask=mask)
+
+
+@torch.no_grad()
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *, launch: Launcher | None = None) -> None:
+    """As `reference.store_kv`; slots are not compared with the cache's size on a GPU, which would wait for it."""
+    sizes = bind("T Hkv Dk", k=k).bind("T Hkv Dv", v=v).bind("T", slots=slots)
+    sizes.bind("N Hkv B Dk", k_cache=k_cache).bind("N Hkv B Dv", v_cache=v_cache)
+    for name, tensor in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if tensor.dtype != k.dtype:
+            raise KernelInputError(f"{name} has dtype {tensor.dtype}: must be {k.dtype}, the dtype of k")
+    if slots.dtype != torch.int64:
+        raise KernelInputError(f"slots has dtype {slots.dtype}: must be torch.int64")
+    _check_slots(slots, sizes["N"] * sizes["B"])
+    for rows, cache in ((k, k_cache), (v, v_cache)):
+        _run(rows, cache, None, slots, launch)
+
+
+@torch.no_grad()
+def store_kv_quantised(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k_scales: Tensor,
+    v_scales: Tensor,
+    slots: Tensor,
+    *,
+    launch: Launcher | None = None,
+) -> None:
+    """As `quantised.store_kv_quantised`, with contiguous scales."""
+    check_quantised(k, v, k_cache, v_cache, k_scales, v_scales, slots)
+    _check_slots(slots, k_cache.shape[0] * k_cache.shape[2])
+    for name, scales in (("k_scales", k_scales), ("v_scales", v_scales)):
+        if not scales.is_contiguous():
+            raise KernelInputError(f"{name} has strides {scales.stride()}: must be contiguous")
+    for rows, cache, scales in ((k, k_cache, k_scales), (v, v_cache, v_scales)):
+        _run(rows, cache, scales, slots, launch)
+
+
+def _check_slots(slots: Tensor, end: int) -> None:
+    if slots.device.type == "cpu" and slots.numel() and int(slots.max()) >= end:
+        raise KernelInputError(f"slots holds {int(slots.max())}: must be below {end} (blocks * block size)")
+
+
+def _run(rows: Tensor, cache: Tensor, scales: Tensor | None, slots: Tensor, launch: Launcher | None) -> None:
+    tokens, heads, width = rows.shape
+    if not rows.numel():
+        return
+    for name, tensor in (("rows", rows), ("cache", cache)):
+        if width > 1 and tensor.stride(-1) != 1:
+            raise KernelInputError(f"{name} has stride {tensor.stride(-1)} in its last dimension: must be 1")
+    padded = triton.next_power_of_2(width)
+    # About 512 numbers a program of one warp: 16 bytes and more a lane.
+    some = max(1, min(triton.next_power_of_2(heads), 512 // padded))
+    arguments = (
+        rows, cache, scales, slots, cache.shape[2], heads, width, LARGEST.get(cache.dtype, 1.0),
+        rows.stride(0), rows.stride(1), *cache.stride()[:3],
+        scales.stride(0) if scales is not None else 0, scales.stride(1) if scales is not None else 0,
+    )  # fmt: skip
+    constants = {
+        "HEADS": some,
+        "WIDTH": padded,
+        "QUANTISED": scales is not None,
+        "ROUNDED": cache.dtype == torch.int8,
+        "num_warps": 1,
+    }
+    grid = (tokens, triton.cdiv(heads, some))
+    if launch is not None:
+        launch(_store, grid, arguments, constants)
+    else:
+        _store[grid](*arguments, **constants)

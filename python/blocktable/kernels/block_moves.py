@@ -1,0 +1,1 @@
+../../../kernels/block_moves.py

@@ -1,0 +1,1 @@
+../../../kernels/launch_table.py

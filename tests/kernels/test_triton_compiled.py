@@ -1,0 +1,98 @@
+"""What the compilers make of the Triton kernels without a GPU: no spills, wide loads, matrix products, two buffers.
+
+The table is printed. With --soak every variant is compiled, otherwise those that differ most.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = pytest.mark.timeout(1800)
+
+SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
+"""Bytes of shared memory that a launch may ask for."""
+EXEMPT = {
+    # (property, kind, dtype, target or "" for all): why
+    ("products", "decode", "float32", ""): "float32 is multiplied exactly (input_precision ieee)",
+    ("products", "prefill", "float32", ""): "float32 is multiplied exactly (input_precision ieee)",
+    ("buffers", "decode", "float32", ""): "two stages: the rows are twice as wide, and one buffer fits",
+    ("buffers", "prefill", "float32", ""): "two stages: the rows are twice as wide, and one buffer fits",
+    ("loads", "prefill", "float32", ""): "tiles of keys that are turned over in registers",
+    ("buffers", "prefill", "float16", "sm_80"): "head size 256 has two stages there: more spills",
+    ("buffers", "prefill", "bfloat16", "sm_80"): "head size 256 has two stages there: more spills",
+}
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The rows of `compiled.py`, run where Triton does not interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")), "TRITON_DEFAULT_FP_FUSION": "1"}
+    command = [sys.executable, "-m", "tests.kernels.compiled"]
+    command += ["--all"] if request.config.getoption("--soak") else []
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def failures(table: list[dict[str, Any]]) -> list[str]:
+    """Rows that break a gate and are not exempt, with the gate."""
+    found = []
+    for row in table:
+        name = f"{row['kind']} {row['dtype']} {row['width']} on {row['target']}"
+        for gate, holds in _gates(row).items():
+            keys = [(gate, row["kind"], row["dtype"], target) for target in ("", row["target"])]
+            if not holds and not any(key in EXEMPT for key in keys):
+                found.append(f"{name}: {gate}: {row}")
+    return found
+
+
+def _gates(row: dict[str, Any]) -> dict[str, bool]:
+    if row["kind"].endswith("fp8") and row["target"] == "sm_80":
+        return {"refused": "fp8e4nv not supported" in row.get("refused", "")}
+    if "refused" in row:
+        return {"compiles": False}
+    attends = row["kind"].startswith(("decode", "prefill"))
+    is_amd = row["target"].startswith("gfx")
+    gates = {
+        "spills": row["vgpr_spill_count" if is_amd else "spills"] == 0,
+        "shared": row["shared"] <= SHARED[row["target"]],
+        "loads": row["loads_16_bytes"] > 0 and row.get("loads_2_bytes", 0) == 0,
+    }
+    if attends:
+        gates["products"] = bool(row["products"])
+    if attends and not is_amd:
+        gates["buffers"] = len(row["buffers"]) >= 2 and min(row["buffers"]) >= 2
+    return gates
+
+
+def test_the_compiled_kernels_pass_their_gates(table: list[dict[str, Any]]) -> None:
+    assert {row["target"] for row in table} == set(SHARED)
+    assert failures(table) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "change"),
+    [
+        ("sm_90", "decode", {"spills": 8}),
+        ("gfx942", "decode", {"vgpr_spill_count": 1}),
+        ("sm_90", "decode", {"shared": 240_000}),
+        ("sm_90", "store", {"loads_2_bytes": 4}),
+        ("gfx942", "copy", {"loads_16_bytes": 0}),
+        ("sm_90", "prefill", {"products": []}),
+        ("sm_100", "decode", {"buffers": [1, 1]}),
+        ("sm_80", "decode-fp8", {"refused": ""}),
+        ("sm_90", "decode-fp8", {"refused": "it does not compile"}),
+    ],
+)
+def test_a_gate_that_is_broken_is_told(table: list[dict[str, Any]], target: str, kind: str, change: dict[str, Any]) -> None:
+    (row,) = [row for row in table if row["target"] == target and row["kind"] == kind][:1]
+    assert len(failures([row | change])) == 1
