@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ._core import BlockHasher, BlockPool, BlockTable, Commit, Plan, PrefixCache, Scheduler, __version__
+from ._core import BlockHasher, BlockPool, BlockRef, BlockTable, Commit, Plan, PrefixCache, Scheduler, __version__
 from .errors import (
     AuditError,
     BeingWrittenError,
@@ -54,6 +54,7 @@ __all__ = [
     "BeingWrittenError",
     "BlockHasher",
     "BlockPool",
+    "BlockRef",
     "BlockTable",
     "BlocktableError",
     "Commit",

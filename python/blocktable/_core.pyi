@@ -487,6 +487,9 @@ class BlockPool:
         """Ids of free blocks that the caller holds from now on, one by one, for tables that it keeps itself. Raises
         `OutOfBlocksError`."""
 
+    def take_ref(self) -> BlockRef:
+        """One free block, held by what is returned. Raises `OutOfBlocksError`."""
+
     def share(self, block_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64]) -> None:
         """Hold blocks of `take` once more, each to be released once more. Raises `NotHeldError` or `NoSuchBlockError`."""
 
@@ -495,14 +498,19 @@ class BlockPool:
         `NoSuchBlockError`."""
 
     def reset(self) -> None:
-        """All blocks are free in their first order, all content is forgotten, and every table raises `ReleasedError`."""
+        """All blocks are free in their first order, all content is forgotten, and tables and guards raise `ReleasedError`."""
+
+    def tell_time(self, now_us: int) -> None:
+        """The time, in microseconds of any clock that does not go back: what `PrefixCache.publish` asked `retention` for ends
+        by it. Never needed where nobody asks for a duration."""
 
     def audit(self) -> None:
         """Recount every invariant from the tables and a walk of the free queue. Raises `AuditError`."""
 
     def stats(self) -> dict[str, int]:
-        """Gauges in blocks and tables, and counters: `prefix_prompts` and their tokens, `prefix_queries`, of which
-        `prefix_hits` were reused. A prompt is counted once, when tokens are appended behind its hit."""
+        """Gauges in blocks and tables (guards count as such), and counters: `prefix_prompts` and their tokens,
+        `prefix_queries`, of which `prefix_hits` were reused. A prompt is counted once, when tokens are appended behind its
+        hit."""
 
     def free_queue(self) -> NDArray[np.int32]:
         """Ids of the free blocks, the next one to be taken first. A copy, for tests and displays."""
@@ -519,6 +527,32 @@ class BlockPool:
     def block_size(self) -> int: ...
     @property
     def num_free(self) -> int: ...
+
+@final
+class BlockRef:
+    """The guard of one block, made by `BlockPool.take_ref`; for blocks that belong to no table.
+
+    The block goes back once: at `release`, at the end of a `with` block, or when the last reference to the guard goes. After
+    that, and after `BlockPool.reset`, every method raises `ReleasedError`. It cannot be copied: `share` makes a second guard,
+    with a hold of its own.
+    """
+
+    def share(self) -> BlockRef:
+        """A second guard of the same block."""
+
+    def release(self) -> None:
+        """Give the hold back."""
+
+    @property
+    def block(self) -> int:
+        """Id of the block."""
+
+    @property
+    def is_released(self) -> bool: ...
+    @property
+    def pool(self) -> BlockPool: ...
+    def __enter__(self) -> BlockRef: ...
+    def __exit__(self, _kind: object, _error: object, _traceback: object) -> None: ...
 
 @final
 class BlockTable:
@@ -596,12 +630,19 @@ class PrefixCache:
         """
 
     def publish(
-        self, table: BlockTable, token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64], *, start: int = 0
+        self,
+        table: BlockTable,
+        token_ids: Sequence[int] | NDArray[np.int32] | NDArray[np.int64],
+        *,
+        start: int = 0,
+        retention: Sequence[tuple[int, int | None, int, int | None]] = (),
     ) -> int:
         """Make full blocks findable whose rows have been written; returns how many were not before.
 
         `token_ids` are the table's tokens from `start` on, as far as their rows are written; `start` is a multiple of the
-        block size that is not past the published blocks. Raises `InvalidInputError` if a block is published under other tokens,
+        block size that is not past the published blocks. `retention` says what the published blocks of the table are worth once
+        they are free, as in `Scheduler.submit`: free blocks are evicted by (priority, recency). Raises `InvalidInputError` if a
+        block is published under other tokens,
         `ForeignTableError` for a table of another pool.
         """
 

@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from blocktable import BlockPool, BlockTable, BlocktableError, PrefixCache
+from blocktable import BlockPool, BlockRef, BlockTable, BlocktableError, PrefixCache
 
 THREADS = 12
 CALLS = 1500
@@ -91,6 +91,19 @@ class Caller(threading.Thread):
     def call_take(self):
         self.single += self.pool.take(int(self.rng.integers(0, 4))).tolist()
 
+    def call_take_ref(self):
+        with self.pool.take_ref() as ref, ref.share() as other:
+            assert (other.block, other.is_released) == (ref.block, False)
+            self.kept = other.share()
+
+    def call_keep(self):
+        table, _ = self.cache.match(self.tokens())
+        table.append(8)
+        self.cache.publish(table, [3] * 8, start=0, retention=[(0, None, int(self.rng.integers(0, 101)), 1)])
+
+    def call_tell_time(self):
+        self.pool.tell_time(int(self.rng.integers(0, 10_000)))
+
     def call_share(self):
         self.pool.share(self.single[:1])
         self.single += self.single[:1]
@@ -148,11 +161,11 @@ def test_twelve_threads_calling_every_method_break_nothing(seed):
 
 def test_every_method_is_called_by_the_threads():
     """A new method that nobody adds to the callers is found here."""
-    names = {name for name in dir(BlockPool) + dir(BlockTable) + dir(PrefixCache) if not name.startswith("_")}
+    names = {name for name in dir(BlockPool) + dir(BlockRef) + dir(BlockTable) + dir(PrefixCache) if not name.startswith("_")}
     assert names - {"block_size"} - BY_ITSELF == {
         "match", "publish", "append", "reserve", "truncate", "fork", "slots", "release", "take", "share", "table", "stats",
         "free_queue", "block_refs", "published_blocks", "num_free", "num_blocks", "blocks", "num_published", "num_tokens",
-        "is_released", "pool", "audit",
+        "is_released", "pool", "audit", "take_ref", "block", "tell_time",
     }  # fmt: skip
 
 

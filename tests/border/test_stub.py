@@ -12,7 +12,8 @@ from blocktable import _core
 STUB = ast.parse((Path(blocktable.__file__).parent / "_core.pyi").read_text())
 FUNCTIONS = {node.name: node for node in STUB.body if isinstance(node, ast.FunctionDef)}
 CLASSES = {node.name: node for node in STUB.body if isinstance(node, ast.ClassDef)}
-CONSTANTS = {node.target.id for node in STUB.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+ASSIGNED = {node.target.id for node in STUB.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+CONSTANTS = {name for name in ASSIGNED if not name.startswith("_") or name == "__version__"}
 METHODS = {
     (name, method.name): method for name, node in CLASSES.items() for method in node.body if isinstance(method, ast.FunctionDef)
 }

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
 use crate::prefix_index::KeyState;
+use crate::retention::{Ranges, Worth};
 
 /// Most rows of a chain: positions fit 31 bits.
 const MAX_ROWS: usize = i32::MAX as usize;
@@ -90,14 +91,14 @@ impl Sequence {
     }
 
     /// Publishes the full blocks from number `start` on under `keys`; how many had no name before. `tokens` is where the rows end that
-    /// have been written.
+    /// have been written. All that is published of the chain, from its first block on, is worth what `ranges` asks, if it is more.
     pub fn publish(
         &mut self,
         pool: &mut BlockPool,
         size: BlockSize,
-        start: usize,
-        keys: &[Key],
+        (start, keys): (usize, &[Key]),
         tokens: usize,
+        ranges: Option<&Ranges>,
     ) -> Result<u32> {
         if tokens > self.rows && !mutant::is_on(Mutant::PublishUnwritten) {
             let bound = format!("must end at {} or before, where the tokens of the table end", self.rows);
@@ -113,12 +114,20 @@ impl Sequence {
             let bound = "the tokens from this position on are not those under which the block is published".to_owned();
             return Err(Error::InvalidInput { field: "token_ids", value: first as i128, bound });
         }
+        if ranges.is_some() {
+            pool.use_retention();
+        }
         let before = pool.index().num_published();
         for (&block, key) in blocks.iter().zip(keys) {
             pool.make_pending(block, *key)?;
             pool.publish(block)?;
         }
         self.named = self.named.max(start + keys.len().min(blocks.len()));
+        // Who asks for a block asks for those before it too: values never rise along a chain.
+        let first = if ranges.is_some() { 0 } else { start };
+        for (number, &block) in self.table.blocks().iter().enumerate().take(self.named).skip(first) {
+            pool.ask(block, number, ranges.map_or(Worth::DEFAULT, |ranges| ranges.worth(number * size.tokens())));
+        }
         Ok(pool.index().num_published() - before)
     }
 

@@ -17,6 +17,7 @@ use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
 use crate::prefix_cache::{PrefixCache, Reuse};
 use crate::prefix_index::KeyState;
+use crate::retention::Ranges;
 use crate::sequence::{RowCopy, Sequence};
 
 /// Tells pools apart. Relaxed: only the number matters, and no two are equal.
@@ -44,6 +45,8 @@ pub struct Sequences {
     seats: Vec<Seat>,
     free_seats: Vec<u32>,
     serial: u64,
+    /// As it was told, whether retention was in use or not.
+    now_us: u64,
     /// Holders of each block that belong to no sequence; empty as long as there never was one.
     loose: Vec<u32>,
     /// Blocks of the call under way. Kept for its memory.
@@ -68,6 +71,7 @@ impl Sequences {
             seats: Vec::new(),
             free_seats: Vec::new(),
             serial: 0,
+            now_us: 0,
             loose: Vec::new(),
             list: Vec::new(),
         })
@@ -106,6 +110,16 @@ impl Sequences {
     /// A sequence without tokens.
     pub fn begin(&mut self) -> SequenceId {
         self.keep(Sequence::default())
+    }
+
+    /// A sequence of one full block: a guard of that block, which [`fork`](Self::fork) shares and [`release`](Self::release) gives back.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBlocks`]; nothing is taken then.
+    pub fn guard(&mut self) -> Result<SequenceId> {
+        let mut sequence = Sequence::default();
+        sequence.append(&mut self.pool, self.size, self.size.tokens())?;
+        Ok(self.keep(sequence))
     }
 
     /// A sequence that starts with the longest published prefix of `prompt`, held from here on, and has blocks for `reserve` tokens in
@@ -190,14 +204,30 @@ impl Sequences {
     }
 
     /// Publishes the full blocks from block number `start` on under `keys`, their keys of its [`chain`](Self::chain); how many had
-    /// no name before. `tokens` is where the rows end that have been written.
+    /// no name before. `tokens` is where the rows end that have been written. What is published of the sequence is worth what
+    /// `ranges` asks from now on, if that is more than it was.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] if rows were not appended yet, if blocks before `start` have no name, or if a block is published under
     /// another key; [`Error::Released`], [`Error::ForeignTable`]. Nothing changes then.
-    pub fn publish(&mut self, id: SequenceId, start: usize, keys: &[Key], tokens: usize) -> Result<u32> {
+    pub fn publish(
+        &mut self,
+        id: SequenceId,
+        start: usize,
+        keys: &[Key],
+        tokens: usize,
+        ranges: Option<&Ranges>,
+    ) -> Result<u32> {
         let seat = self.seat(id)?;
-        live(&mut self.seats, seat).publish(&mut self.pool, self.size, start, keys, tokens)
+        let named = live(&mut self.seats, seat).publish(&mut self.pool, self.size, (start, keys), tokens, ranges)?;
+        self.pool.tell_time(self.now_us);
+        Ok(named)
+    }
+
+    /// Tells the time, by which what [`publish`](Self::publish) asked for ends. It never goes back.
+    pub fn tell_time(&mut self, now_us: u64) {
+        self.now_us = self.now_us.max(now_us);
+        self.pool.expire(self.now_us);
     }
 
     /// What the keys from block number `start` on are made of, beside tokens: the chain, none for a plain one, and the key of the

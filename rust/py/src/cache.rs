@@ -1,6 +1,7 @@
 //! The prefix cache of a pool as Python sees it. Keys are made outside the door, with the interpreter released if that takes long.
 
 use blocktable_core::block_hash::BlockHasher;
+use blocktable_core::retention::Ranges;
 use pyo3::prelude::*;
 
 use crate::door::released;
@@ -9,7 +10,7 @@ use crate::hasher::algorithm;
 use crate::identity::Said;
 use crate::pool::BlockPool;
 use crate::table::BlockTable;
-use crate::tokens::{count, token_ids};
+use crate::tokens::{count, token_ids, token_ranges};
 
 /// Token lists from here on are hashed with the interpreter released: about 10 us of work.
 const LONG: usize = 1024;
@@ -62,8 +63,8 @@ impl PrefixCache {
 
     #[pyo3(
         name = "publish",
-        signature = (table, token_ids, *, start=None),
-        text_signature = "($self, table, token_ids, *, start=0)"
+        signature = (table, token_ids, *, start=None, retention=None),
+        text_signature = "($self, table, token_ids, *, start=0, retention=())"
     )]
     fn py_publish(
         &self,
@@ -71,8 +72,12 @@ impl PrefixCache {
         table: &BlockTable,
         token_ids: &Bound<'_, PyAny>,
         start: Option<&Bound<'_, PyAny>>,
+        retention: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u32> {
         let tokens = self::token_ids("token_ids", token_ids)?;
+        let ranges = retention.map_or(Ok(Vec::new()), token_ranges)?;
+        let kept = if ranges.is_empty() { Ok(None) } else { Ranges::new(&ranges).map(Some) };
+        let kept = kept.map_err(|refusal| to_python(py, refusal))?;
         let start = start.map_or(Ok(0), |start| count("start", start))?;
         let size = self.pool.get().block_size;
         if start % size != 0 {
@@ -83,7 +88,7 @@ impl PrefixCache {
         let chain = chain.unwrap_or_else(|| self.hasher.plain_chain());
         let work = || self.hasher.keys_from(&chain, first, parent.as_ref(), &tokens);
         let keys = work_out(py, tokens.len(), work)?;
-        self.pool.get().door.held(py, |core| core.publish(table.id(), first, &keys, end))
+        self.pool.get().door.held(py, |core| core.publish(table.id(), first, &keys, end, kept.as_ref()))
     }
 
     fn reset(&self, py: Python<'_>) -> PyResult<u32> {

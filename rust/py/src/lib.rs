@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 mod allocations;
 mod bench;
 mod bench_queue;
+mod block_ref;
 mod buffer;
 mod cache;
 mod cpu;
@@ -37,6 +38,8 @@ mod _core {
     use super::bench::{bench_hash, bench_match, bench_pool};
     #[pymodule_export]
     use super::bench_queue::bench_queue;
+    #[pymodule_export]
+    use super::block_ref::BlockRef;
     #[pymodule_export]
     use super::cache::PrefixCache;
     #[pymodule_export]

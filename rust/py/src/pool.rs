@@ -7,10 +7,11 @@ use blocktable_core::sequences::Sequences;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::block_ref::BlockRef;
 use crate::door::Door;
 use crate::plan::array;
 use crate::table::BlockTable;
-use crate::tokens::{count, token_ids};
+use crate::tokens::{count, number, token_ids};
 
 /// Physical KV blocks and who holds them.
 #[pyclass(frozen, weakref, module = "blocktable._core")]
@@ -43,6 +44,11 @@ impl BlockPool {
         array(py, ids, "int32")
     }
 
+    fn take_ref(slf: Bound<'_, Self>) -> PyResult<BlockRef> {
+        let id = slf.get().door.held(slf.py(), |core| core.guard())?;
+        Ok(BlockRef::new(slf.unbind(), id))
+    }
+
     fn share(&self, py: Python<'_>, block_ids: &Bound<'_, PyAny>) -> PyResult<()> {
         let ids = token_ids("block_ids", block_ids)?;
         self.door.held(py, |core| core.share_blocks(ids))
@@ -56,6 +62,14 @@ impl BlockPool {
     fn reset(&self, py: Python<'_>) -> PyResult<()> {
         self.door.held(py, |core| {
             core.reset();
+            Ok(())
+        })
+    }
+
+    fn tell_time(&self, py: Python<'_>, now_us: &Bound<'_, PyAny>) -> PyResult<()> {
+        let now_us = number("now_us", now_us)?;
+        self.door.held(py, |core| {
+            core.tell_time(now_us);
             Ok(())
         })
     }
