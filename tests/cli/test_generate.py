@@ -164,7 +164,7 @@ def test_help_names_every_option_with_its_default(capsys: pytest.CaptureFixture[
         main(["generate", "--help"])
     assert end.value.code == 0
     out = " ".join(capsys.readouterr().out.split())
-    left_out = {"max_preemptions", "max_step_retries"}
+    left_out = {"max_preemptions", "max_step_retries", "crash_report_bytes", "crash_report_folder"}
     for field in fields(EngineConfig):
         assert f"--{field.name.replace('_', '-')}" in out or field.name in left_out
     assert "tokens a KV block (default: 16)" in out

@@ -200,7 +200,7 @@ rows! {
     recorder_forgets_abort: RecorderForgetsAbort, ["replay"], a_schedule_is_replayed;
     checksum_ignored: ChecksumIgnored, ["checksum"], a_changed_recording_is_refused;
     recording_number_too_long: RecordingNumberTooLong, ["format"], a_number_is_written_in_one_way;
-    wait_not_noted: WaitNotNoted, ["reason"], two_long_prompts_run_in_chunks;
+    wait_not_noted: WaitNotNoted, ["reason"], nobody_ranks_below;
     end_forgets_timeline: EndForgetsTimeline, ["timeline"], one_request_runs_to_its_end;
     timeline_grows: TimelineGrows, ["timeline"], a_request_is_put_off_forty_times;
     refused_keeps_promise: RefusedKeepsPromise, ["transaction"], || refused::an_admission_is_refused().map(drop);
@@ -732,7 +732,7 @@ fn recorded() -> Checked<Vec<u8>> {
     driver.scheduler.record_in_ring(1 << 20).or_else(|error| broken("record", error.to_string()))?;
     driver.submit(prompt(1, 40), up_to(6))?;
     let id = driver.submit(prompt(2, 12), up_to(6))?.expect("it fits");
-    (3..8).try_for_each(|family| driver.submit(prompt(family, 5), up_to(3)).map(drop))?;
+    (3..10).try_for_each(|family| driver.submit(prompt(family, 5), up_to(3)).map(drop))?;
     (0..6).try_for_each(|_| driver.run_step())?;
     driver.abort(id)?;
     driver.drain()?;

@@ -154,13 +154,12 @@ fn a_writer_gets_what_a_ring_keeps_and_its_failure_is_told() {
     assert_eq!(driver.scheduler.stop_recording(), Some((calls.0, Some("the disk is full".to_owned()))));
 }
 
-/// Each fault breaks the promise at whose test it stands.
+/// What depends on more than was recorded, or was not recorded, makes a replay differ.
 #[cfg(feature = "mutants")]
 #[test]
 fn planted_faults_are_found() {
     use blocktable_core::mutant;
     let schedule = busy();
-    let good = recorded(&schedule, ALL).expect("it runs");
     for fault in ["unrecorded_decision", "recorder_forgets_abort"] {
         assert!(mutant::choose(Some(fault)));
         let replayed = recorded(&schedule, ALL).map(|bytes| replay(&bytes).expect("a recording"));
@@ -168,14 +167,6 @@ fn planted_faults_are_found() {
         let difference = replayed.expect("it runs").difference;
         assert!(difference.is_some(), "{fault} is not found");
     }
-    let mut changed = good.clone();
-    // A digest, or the outcome.
-    let at = changed.len() - 12;
-    changed[at] ^= 1;
-    assert!(mutant::choose(Some("checksum_ignored")));
-    let read = Recording::read(&changed);
-    assert!(mutant::choose(None));
-    assert!(read.is_ok(), "without checksums a change is not found");
 }
 
 /// Plays and drains the schedule on a scheduler that keeps the last `most` bytes; those.
