@@ -11,11 +11,15 @@ STEPS = 1000
 RUNNING = 32
 
 
-@pytest.fixture(params=[(0, None), (4096, None), (0, (None, 64, 16))], ids=["silent", "events", "windows"])
+@pytest.fixture(
+    params=[(0, None, False), (4096, None, False), (0, (None, 64, 16), False), (0, None, True)],
+    ids=["silent", "events", "windows", "partial hits"],
+)
 def decoding(make_scheduler, request):
     """A function that runs that many decode steps of 32 sequences, using the results as the engine uses them. With events
-    recorded, it reads them after each step; through windows, blocks leave in nearly every one."""
-    event_buffer_size, groups = request.param
+    recorded, it reads them after each step; through windows, blocks leave in nearly every one; with partial hits, what every
+    block holds is remembered when it fills."""
+    event_buffer_size, groups, partial = request.param
     scheduler = make_scheduler(
         num_blocks=RUNNING * (160 if groups is None else 180),
         groups=groups,
@@ -24,6 +28,7 @@ def decoding(make_scheduler, request):
         max_num_seqs=RUNNING,
         max_num_batched_tokens=RUNNING * 20,
         event_buffer_size=event_buffer_size,
+        enable_partial_hits=partial,
     )
     for i in range(RUNNING):
         scheduler.submit(list(range(i, i + 20)), max_tokens=2300)

@@ -37,6 +37,8 @@ pub struct BlockHasher {
     deployment: Key,
     /// What is hashed, laid out for one call. Kept for its memory.
     input: Vec<u8>,
+    /// A block of which only the head is known. Kept for its memory.
+    head: Vec<TokenId>,
 }
 
 impl BlockHasher {
@@ -56,6 +58,7 @@ impl BlockHasher {
             domain: [0; 32],
             deployment: Key::ROOT,
             input: Vec::with_capacity(128 + 4 * block_size as usize),
+            head: Vec::new(),
         };
         hasher.rooted()
     }
@@ -164,6 +167,20 @@ impl BlockHasher {
             key_encoding::write_block(&mut self.input, &parent, tokens, []);
         }
         Ok(self.digest())
+    }
+
+    /// The same for a block that begins with `head` and holds nothing else that a token can be.
+    ///
+    /// # Errors
+    /// As [`BlockHasher::block_key`], if `head` is longer than a block.
+    pub(crate) fn head_key(&mut self, chain: &Chain, at: usize, parent: Option<&Key>, head: &[TokenId]) -> Result<Key> {
+        let mut block = std::mem::take(&mut self.head);
+        block.clear();
+        block.extend_from_slice(head);
+        block.resize(self.block_size.max(head.len()), TokenId::MAX);
+        let key = self.block_key(chain, at, parent, &block);
+        self.head = block;
+        key
     }
 
     /// Appends the keys of all full blocks of `tokens`, the tokens of `chain` from its start, from block `keys.len()` on.

@@ -8,7 +8,7 @@
 
 use crate::block_pool::Release;
 use crate::block_table::BlockTable;
-use crate::ids::{BlockId, TokenId};
+use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
 use crate::partial_index::least_rows;
 use crate::prefix_index::KeyState;
@@ -30,9 +30,8 @@ impl Scheduler {
         let end = ((hits + 1) * size).min(request.num_tokens() - 1);
         let wanted = request.tokens().get(hits * size..end).filter(|wanted| wanted.len() >= least)?;
         let parent = hits.checked_sub(1).map(|before| request.keys[before]);
-        let probe = probe(wanted, least, size);
-        let mark = self.hasher.block_key(&request.chain, hits, parent.as_ref(), &probe).ok()?.short();
-        let mark = if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(probe[0]) } else { mark };
+        let mark = self.hasher.head_key(&request.chain, hits, parent.as_ref(), &wanted[..least]).ok()?.short();
+        let mark = if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(wanted[0]) } else { mark };
         let (source, rows) = partial.find(mark, wanted).filter(|(_, rows)| *rows >= least)?;
         let key = self.hasher.block_key(&request.chain, hits, parent.as_ref(), partial.tokens(source)).ok()?;
         let is_ours = self.pool.index().key(source) == Some(key) || mutant::is_on(Mutant::PartialOfAnybody);
@@ -50,9 +49,8 @@ impl Scheduler {
         let request = self.seats[seat].as_ref().expect("a seat in use");
         let Some(tokens) = request.tokens().get(at * size..(at + 1) * size) else { return };
         let parent = at.checked_sub(1).map(|before| request.keys[before]);
-        let probe = probe(tokens, least, size);
-        let Ok(mark) = self.hasher.block_key(&request.chain, at, parent.as_ref(), &probe) else { return };
-        let mark = if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(probe[0]) } else { mark.short() };
+        let Ok(mark) = self.hasher.head_key(&request.chain, at, parent.as_ref(), &tokens[..least]) else { return };
+        let mark = if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(tokens[0]) } else { mark.short() };
         self.pool.remember(request.table.blocks()[at], request.keys[at], mark, tokens);
     }
 
@@ -85,11 +83,4 @@ impl Scheduler {
         };
         (0..self.hit.len()).find(is_forged)
     }
-}
-
-/// A block that begins with the first `least` of `tokens` and holds nothing else that a token can be.
-fn probe(tokens: &[TokenId], least: usize, size: usize) -> Vec<TokenId> {
-    let mut probe = tokens[..least].to_vec();
-    probe.resize(size, TokenId::MAX);
-    probe
 }
