@@ -99,6 +99,10 @@ class Scheduler:
     submission); prefix (the longest cached prefix first, inside bands of `prefix_band` arrivals). At most `max_pass`
     smaller requests are admitted before one that does not fit. `tenants` has a dict for each tenant that has rules of its own,
     `other_tenants` one for all others; keys: weight (1 to 4096, for policy fair).
+
+    `domain_shares` says how many blocks the cached content of a domain keeps, whatever others bring (32 domains at most,
+    together no more than the pool): content of the domain that is most above its share is evicted first. What belongs to no
+    such domain has no share; public ranges are evicted last. Running requests may still use every block.
     """
 
     def __new__(
@@ -122,6 +126,7 @@ class Scheduler:
         explain_misses: bool = False,
         event_buffer_size: int = 0,
         pin_budget: int = 0,
+        domain_shares: dict[str, int] | None = None,
         enable_partial_hits: bool = False,
         policy: str = "fcfs",
         ageing_us: int = 1000000,

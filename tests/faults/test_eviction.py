@@ -1,5 +1,8 @@
 """Eviction order (catalogue 50 to 53): one order, whatever path a release takes, and the oldest content goes first."""
 
+import pytest
+
+from blocktable.errors import InvalidInputError
 from blocktable.testing import Driver, Request
 from tests.faults.promises import Promises
 from tests.faults.scene import prompt, scene
@@ -102,6 +105,44 @@ def test_a_parent_outlives_its_cached_child() -> None:
         driver.generate(prompt(2, 4 * (4 + evicted)), max_tokens=1)
         assert driver.generate(chain, max_tokens=1).cached == 4 * (4 - evicted)
         driver.drain()
+
+
+def _hits_beside_a_flood(**shares: dict[str, int]) -> list[int]:
+    """Tokens of a tenant's prompt of 8 full blocks that are found, again and again, while another brings 12 times the pool."""
+    driver = scene(usable=40, **shares)
+    found = []
+    for number in range(12):
+        found.append(driver.generate(prompt(1, 33), max_tokens=1, domain="steady").cached)
+        for flood in range(10):
+            driver.generate(prompt(2 + 10 * number + flood, 14), max_tokens=3, domain="flood")
+    driver.drain()
+    return found
+
+
+@PROMISES.row(49, mutants=("shares_ignored",))
+def test_a_flood_of_one_tenant_leaves_the_others_their_share() -> None:
+    """Fault 49: with a share what a tenant uses stays whole; without one it is gone each time, as the documents say."""
+    assert _hits_beside_a_flood() == [0] * 12
+    assert _hits_beside_a_flood(domain_shares={"steady": 9}) == [0] + [32] * 11
+
+
+def test_shares_that_no_pool_can_keep_are_refused() -> None:
+    """Each by its field; what was said is among the scheduler's settings."""
+    assert scene(usable=10, domain_shares={"a": 4, "b": 6}).scheduler.config["domain_shares"] == {"a": 4, "b": 6}
+    wrong: tuple[object, ...] = (
+        {"a": 4, "b": 7},
+        {"a": 0},
+        {"": 1},
+        {"a": -1},
+        {"a": 1.5},
+        {1: 1},
+        [("a", 1)],
+        3,
+        {"a" * 1025: 1},
+    )
+    for shares in wrong:
+        with pytest.raises(InvalidInputError, match="domain_shares"):
+            scene(usable=10, domain_shares=shares)
 
 
 test_a_planted_fault_is_caught = PROMISES.test_of_mutants()

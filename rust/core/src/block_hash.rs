@@ -5,12 +5,15 @@
 //! once, in the root that is the parent of its first block. Keys depend on nothing of this process or machine: the same seed gives the
 //! same keys anywhere.
 
+use std::sync::Arc;
+
 use crate::chain::{Adapter, Chain, Domain, Identity};
 use crate::error::{Error, Result};
 use crate::ids::{Key, TokenId};
 use crate::key_encoding::{self, Constant};
 use crate::mutant::{self, Mutant};
 use crate::sha256;
+use crate::shares::{self, DomainShare};
 use crate::trail::Trail;
 use crate::vllm_encoding;
 
@@ -37,6 +40,8 @@ pub struct BlockHasher {
     deployment: Key,
     /// What is hashed, laid out for one call. Kept for its memory.
     input: Vec<u8>,
+    /// Tenants whose content has a share, in the order of their shares.
+    sharers: Arc<[Box<[u8]>]>,
     /// A block of which only the head is known. Kept for its memory.
     head: Vec<TokenId>,
 }
@@ -58,6 +63,7 @@ impl BlockHasher {
             domain: [0; 32],
             deployment: Key::ROOT,
             input: Vec::with_capacity(128 + 4 * block_size as usize),
+            sharers: Arc::default(),
             head: Vec::new(),
         };
         hasher.rooted()
@@ -85,6 +91,23 @@ impl BlockHasher {
             self.generation += 1;
         }
         Ok(self)
+    }
+
+    /// The same; the chains of these tenants say that they have a share.
+    #[must_use]
+    pub(crate) fn with_shares(mut self, shares: &[DomainShare]) -> Self {
+        self.sharers = shares.iter().map(|share| share.domain.clone()).collect();
+        self
+    }
+
+    /// Whose share the blocks of `identity` count to, and from which on.
+    fn owner(&self, identity: &Identity) -> (u8, usize) {
+        let at = match &identity.domain {
+            Domain::Public => return (shares::PUBLIC, 0),
+            Domain::Deployment => None,
+            Domain::Tenant(name) => self.sharers.iter().position(|sharer| **sharer == **name),
+        };
+        (shares::owner(at), identity.public_tokens / self.block_size)
     }
 
     /// The same, with what it takes to explain misses: one more hash a block.
@@ -127,13 +150,14 @@ impl BlockHasher {
         } else {
             self.root(start, identity.adapter.as_ref())
         };
-        Ok(Chain::new(root, identity, self.block_size, false))
+        let (owner, first) = self.owner(&identity);
+        Ok(Chain::new(root, identity, self.block_size, false).owned(owner, first))
     }
 
     /// The chain of tokens of [`Domain::Deployment`] and nothing else.
     #[must_use]
     pub fn plain_chain(&self) -> Chain {
-        Chain { root: self.deployment, extras: None }
+        Chain::plain(self.deployment)
     }
 
     /// Key of block `at` of `chain`, which holds `tokens` behind the block of key `parent`; block 0 has no parent. A block that

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::ids::Key;
 use crate::key_encoding::Field;
 use crate::mutant::{self, Mutant};
+use crate::shares::PUBLIC;
 use crate::vllm_encoding::Extra;
 
 /// Bytes of a name, a salt or an id at most.
@@ -137,6 +138,9 @@ pub struct Chain {
     /// Parent of the first block, before the version of the weights.
     pub(crate) root: Key,
     pub(crate) extras: Option<Arc<Extras>>,
+    /// Whose share its blocks count to, from which block on: see [`DomainShare`](crate::shares::DomainShare).
+    owner: u8,
+    owned_from: u32,
 }
 
 /// What is particular to some blocks of a chain.
@@ -161,7 +165,23 @@ impl Chain {
         let adapter = adapter.filter(|_| adapter_in_blocks);
         let is_ordinary = private.is_none() && adapter.is_none() && salts.is_empty() && media.is_empty();
         let extras = (!is_ordinary).then(|| Arc::new(Extras { private, adapter, salts, media }));
-        Chain { root, extras }
+        Chain { root, extras, owner: 0, owned_from: 0 }
+    }
+
+    /// A chain without fields.
+    pub(crate) fn plain(root: Key) -> Self {
+        Chain { root, extras: None, owner: 0, owned_from: 0 }
+    }
+
+    /// The same; its blocks from `first` on belong to `owner`.
+    pub(crate) fn owned(mut self, owner: u8, first: usize) -> Self {
+        (self.owner, self.owned_from) = (owner, first as u32);
+        self
+    }
+
+    /// Whose share block `at` counts to.
+    pub(crate) fn owner(&self, at: usize) -> u8 {
+        if at >= self.owned_from as usize { self.owner } else { PUBLIC }
     }
 }
 

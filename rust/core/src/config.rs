@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::free_queue::MAX_BLOCKS;
 use crate::group::{self, GroupSpec};
 use crate::queue_rules::QueueRules;
+use crate::shares::{self, DomainShare};
 
 /// What a scheduler is made with.
 #[derive(Clone, Debug)]
@@ -46,6 +47,8 @@ pub struct Config {
     pub explain_misses: bool,
     /// Blocks that pins may hold together.
     pub pin_budget: u32,
+    /// Content of these tenants that others do not evict: see [`shares`](crate::shares).
+    pub domain_shares: Vec<DomainShare>,
     /// Whether the first rows of a full block are reused by copying them, and hits are compared token by token. Only with
     /// one group, and without a window.
     pub enable_partial_hits: bool,
@@ -76,6 +79,7 @@ impl Config {
             weights_version: Vec::new(),
             explain_misses: false,
             pin_budget: 0,
+            domain_shares: Vec::new(),
             enable_partial_hits: false,
             queue: QueueRules::default(),
         }
@@ -102,6 +106,7 @@ impl Config {
         at_most("long_prefill_threshold", self.long_prefill_threshold, 0, 1 << 27)?;
         at_most("event_buffer_size", self.event_buffer_size, 0, 1 << 24)?;
         at_most("pin_budget", self.pin_budget, 0, self.num_blocks - 1)?;
+        shares::check(&self.domain_shares, self.num_blocks - 1)?;
         group::check(&self.groups)?;
         self.queue.validate()?;
         self.hasher().map(drop)
@@ -126,6 +131,7 @@ impl Config {
         }
         let hasher = BlockHasher::new(self.hash_algorithm, self.block_size, &self.hash_seed);
         let hasher = hasher.with_layout(&self.kv_layout).with_weights(&self.weights_version)?;
+        let hasher = hasher.with_shares(&self.domain_shares);
         if !self.enable_prefix_caching {
             return Ok(hasher.without_keys());
         }

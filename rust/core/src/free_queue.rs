@@ -116,12 +116,18 @@ impl FreeQueue {
     /// All blocks but the null block, in ascending order.
     #[must_use]
     pub fn new(num_blocks: u32) -> Self {
+        FreeQueue::with_owners(num_blocks, 1)
+    }
+
+    /// The same, with lanes for each of `owners`, at most 40: those of owner `n` are [`LANES`] from lane `n * LANES` on.
+    #[must_use]
+    pub(crate) fn with_owners(num_blocks: u32, owners: usize) -> Self {
         FreeQueue {
-            nodes: Nodes::new(num_blocks),
+            nodes: Nodes::new(num_blocks, LANES * owners),
             permits: Alone(AtomicU64::new(u64::from(num_blocks - 1))),
             fresh: Alone(AtomicU64::new(0)),
             stack: Stack::new(),
-            lanes: Lanes::new(),
+            lanes: Lanes::new(owners),
         }
     }
 
@@ -191,17 +197,31 @@ impl FreeQueue {
     }
 
     fn take_some(&self, out: &mut [BlockId]) -> usize {
+        match self.take_empty(out) {
+            0 => {
+                let of = |owner| self.lanes.pop(&self.nodes, owner, out);
+                (0..self.lanes.owners()).map(of).find(|&count| count > 0).unwrap_or(0)
+            }
+            count => count,
+        }
+    }
+
+    /// Takes some of the blocks that never had content or lost it before they were released, as many permits as there are places in
+    /// `out`; returns how many.
+    pub(crate) fn take_empty(&self, out: &mut [BlockId]) -> usize {
         let count = match self.stack.pop(&self.nodes, out) {
             0 => self.take_fresh(out),
             count => count,
         };
-        if count == 0 {
-            return self.lanes.pop(&self.nodes, out);
-        }
         for block in &out[..count] {
             self.nodes.set_state(block.get(), State { place: Place::Held(1), named: false });
         }
         count
+    }
+
+    /// The same for some of the blocks in the lanes of `owner`, the lowest first.
+    pub(crate) fn take_of(&self, owner: usize, out: &mut [BlockId]) -> usize {
+        self.lanes.pop(&self.nodes, owner, out)
     }
 
     fn take_fresh(&self, out: &mut [BlockId]) -> usize {
@@ -228,7 +248,7 @@ impl FreeQueue {
     ///
     /// # Errors
     /// As [`FreeQueue::drop_holders`].
-    pub fn release(&self, blocks: &[BlockId], lane: impl Fn(BlockId) -> u8) -> Result<()> {
+    pub fn release(&self, blocks: &[BlockId], lane: impl Fn(BlockId) -> u16) -> Result<()> {
         let freed = self.drop_holders(blocks, lane)?;
         self.enqueue(freed);
         Ok(())
@@ -304,7 +324,7 @@ impl FreeQueue {
     ///
     /// # Errors
     /// As [`FreeQueue::share`]: the block is not free, or was not just now.
-    pub fn move_to_lane(&self, block: BlockId, lane: u8) -> Result<()> {
+    pub fn move_to_lane(&self, block: BlockId, lane: u16) -> Result<()> {
         self.share(block)?;
         self.release(&[block], |_| lane)
     }
@@ -321,7 +341,7 @@ impl FreeQueue {
     }
 
     /// Takes `count` permits, or says how many there are.
-    fn reserve(&self, count: u64) -> std::result::Result<(), u32> {
+    pub(crate) fn reserve(&self, count: u64) -> std::result::Result<(), u32> {
         let permits = &self.permits.0;
         let mut free = permits.load(Ordering::Relaxed);
         loop {

@@ -169,6 +169,7 @@ mod tests {
             weights_version: Vec::new(),
             explain_misses: false,
             pin_budget: 0,
+            domain_shares: Vec::new(),
             enable_partial_hits: false,
             queue: crate::queue_rules::QueueRules::default(),
             kv_layout: Vec::new(),

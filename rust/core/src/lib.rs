@@ -50,6 +50,7 @@ pub mod retention;
 pub mod scheduler;
 pub mod sequence;
 pub mod sequences;
+pub mod shares;
 pub mod stall;
 pub mod stats;
 pub mod tenants;

@@ -324,6 +324,10 @@ mutants! {
     EndForgetsTimeline = "end_forgets_timeline",
     /// Nobody notes why a request waits.
     WaitNotNoted = "wait_not_noted",
+    /// Content is evicted owner by owner, whatever their shares.
+    SharesIgnored = "shares_ignored",
+    /// Content that was forgotten still counts for its owner.
+    ShareCountsForgotten = "share_counts_forgotten",
     /// An admission that is refused half way keeps its promise.
     RefusedKeepsPromise = "refused_keeps_promise",
 }

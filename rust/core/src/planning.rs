@@ -176,6 +176,7 @@ impl Scheduler {
             let request = self.seats[seat].as_ref().expect("a seat in use");
             for (group, table) in request.tables().enumerate() {
                 let (block, key) = (table.blocks()[at], request.keys[at].in_group(group));
+                self.pool.set_owner(block, request.chain.owner(at));
                 self.pool.make_pending(block, key).expect("a block of this pool");
                 if self.pool.retention().is_some() {
                     self.pool.ask(block, at, request.worth(at * size.tokens()));

@@ -14,6 +14,7 @@ use crate::rank::{Asked, Turn};
 use crate::recording::{Call, Check, Entry, FRAME, checksum, refused};
 use crate::request::Limits;
 use crate::retention::{Ranges, Worth};
+use crate::shares::DomainShare;
 use crate::tenants::TenantRules;
 
 pub(crate) fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
@@ -193,6 +194,7 @@ pub(crate) fn put_config(out: &mut Vec<u8>, config: &Config) {
         weights_version,
         explain_misses,
         pin_budget,
+        domain_shares,
         enable_partial_hits,
         queue,
     } = config;
@@ -229,6 +231,11 @@ pub(crate) fn put_config(out: &mut Vec<u8>, config: &Config) {
         put_rules(out, rules);
     }
     put_rules(out, other_tenants);
+    put(out, domain_shares.len() as u64);
+    for DomainShare { domain, blocks } in domain_shares {
+        put_text(out, domain);
+        put(out, u64::from(*blocks));
+    }
 }
 
 fn put_rules(out: &mut Vec<u8>, rules: &TenantRules) {
@@ -415,6 +422,8 @@ impl<'a> Left<'a> {
             pin_budget,
             enable_partial_hits,
             queue: self.queue()?,
+            domain_shares: self
+                .list(2, |left| Ok(DomainShare { domain: left.text()?.into(), blocks: left.number32()? }))?,
         })
     }
 

@@ -127,6 +127,7 @@ impl Scheduler {
         if config.enable_partial_hits && config.enable_prefix_caching && config.groups == [GroupSpec::FULL] {
             pool = pool.remembering(BlockSize::new(config.block_size));
         }
+        pool = pool.sharing(&config.domain_shares);
         Ok(Scheduler {
             block_size: BlockSize::new(config.block_size),
             layout: Layout::new(&config),

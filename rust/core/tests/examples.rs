@@ -343,6 +343,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         weights_version: Vec::new(),
         explain_misses: true,
         pin_budget: 0,
+        domain_shares: Vec::new(),
         enable_partial_hits: false,
         queue: QueueRules::default(),
     }

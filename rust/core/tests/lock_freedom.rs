@@ -282,7 +282,7 @@ fn take(queue: &FreeQueue, count: usize) -> Result<Vec<BlockId>> {
     queue.take(&mut out).map(|()| out)
 }
 
-fn release(queue: &FreeQueue, ids: &[u32], lane: u8) {
+fn release(queue: &FreeQueue, ids: &[u32], lane: u16) {
     let blocks: Vec<BlockId> = ids.iter().map(|&id| block(queue, id)).collect();
     queue.release(&blocks, |_| lane).expect("held");
 }

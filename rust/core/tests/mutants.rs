@@ -19,6 +19,7 @@ mod schedule_script;
 mod seed;
 mod sequence_script;
 mod shared_prompt;
+mod shares_script;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,6 +43,7 @@ use driver::Driver;
 use pool_script::pool_scripts;
 use schedule_script::schedules;
 use sequence_script::sequence_scripts;
+use shares_script::shares_scripts;
 
 /// A fault, the names under which its check may find it, and the check.
 struct Row {
@@ -203,6 +205,8 @@ rows! {
     wait_not_noted: WaitNotNoted, ["reason"], nobody_ranks_below;
     end_forgets_timeline: EndForgetsTimeline, ["timeline"], one_request_runs_to_its_end;
     timeline_grows: TimelineGrows, ["timeline"], a_request_is_put_off_forty_times;
+    shares_ignored: SharesIgnored, ["model"], random_shares_scripts;
+    share_counts_forgotten: ShareCountsForgotten, ["A4"], random_shares_scripts;
     refused_keeps_promise: RefusedKeepsPromise, ["transaction"], || refused::an_admission_is_refused().map(drop);
     truncate_keeps_epoch: TruncateKeepsEpoch, ["epoch", "A5", "A7"], a_request_goes_back_in_flight;
 }
@@ -317,6 +321,8 @@ fn random_schedules_alone_find_most_faults() {
         "range_lifts_its_own_only",
         "old_worth_stays",
         "shallow_first",
+        "shares_ignored",
+        "share_counts_forgotten",
     ];
     // What only decides who goes first.
     let turns = ["no_lift", "charge_nothing", "hit_not_followed"];
@@ -368,6 +374,10 @@ fn under(fault: Mutant, check: impl Fn() -> Checked) -> Checked {
 }
 
 /// Scripts on the pool alone, beside its model.
+fn random_shares_scripts() -> Checked {
+    seed::sweep(3, 200, &shares_scripts(), |script| script.run())
+}
+
 fn random_pool_scripts() -> Checked {
     static PASSES: OnceLock<Checked> = OnceLock::new();
     let run = || seed::sweep(1, 2000, &pool_scripts(), |script| script.run());
@@ -953,6 +963,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         weights_version: Vec::new(),
         explain_misses: true,
         pin_budget: 0,
+        domain_shares: Vec::new(),
         enable_partial_hits: false,
         queue: blocktable_core::queue_rules::QueueRules::default(),
     }

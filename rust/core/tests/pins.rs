@@ -37,6 +37,7 @@ fn driver(pin_budget: u32) -> Driver {
         weights_version: Vec::new(),
         explain_misses: false,
         pin_budget,
+        domain_shares: Vec::new(),
         enable_partial_hits: false,
         queue: blocktable_core::queue_rules::QueueRules::default(),
     })

@@ -229,6 +229,7 @@ fn config() -> Config {
         weights_version: b"1".to_vec(),
         explain_misses: true,
         pin_budget: 2,
+        domain_shares: Vec::new(),
         enable_partial_hits: true,
         queue: QueueRules::default(),
     }

@@ -58,6 +58,7 @@ impl World {
             event_buffer_size: if is_set(1) { 16 } else { 0 },
             explain_misses: is_set(2),
             pin_budget: u32::from(blocks) % 40 / 4,
+            domain_shares: Vec::new(),
             enable_partial_hits: is_set(3) && is_set(0) && is_plain,
             queue: blocktable_core::queue_rules::QueueRules::default(),
         };

@@ -1,8 +1,9 @@
 //! What a caller says of a prompt beside its tokens, from Python's values. Only conversion: bounds of meaning are the core's.
 
 use blocktable_core::chain::{Adapter, Domain, Identity, Media, Salt};
+use blocktable_core::shares::DomainShare;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::error::invalid;
 use crate::tokens::{count, number};
@@ -78,6 +79,16 @@ fn ranges<T>(
         made.push(make(start as usize, end as usize, text(field, &parts.get_item(2)?)?));
     }
     Ok(made)
+}
+
+/// Shares of the pool: a dict from a tenant's name to blocks.
+pub fn domain_shares(object: &Bound<'_, PyAny>) -> PyResult<Vec<DomainShare>> {
+    let bound = "must be a dict from a domain to a number of blocks, or None";
+    let dict = object.cast::<PyDict>().map_err(|_| invalid(object.py(), "domain_shares", object, bound))?;
+    let share = |(domain, blocks): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+        Ok(DomainShare { domain: text("domain_shares", &domain)?, blocks: count("domain_shares", &blocks)? })
+    };
+    dict.iter().map(share).collect()
 }
 
 fn text(field: &str, given: &Bound<'_, PyAny>) -> PyResult<Box<[u8]>> {

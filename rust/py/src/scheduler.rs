@@ -19,7 +19,7 @@ use crate::door::{Door, released};
 use crate::error::recording_failed;
 use crate::explain::explanation_of;
 use crate::hasher::algorithm;
-use crate::identity::Said;
+use crate::identity::{Said, domain_shares};
 use crate::plan::{ArraySet, Commit, Plan, array};
 use crate::pool::{block_refs, free_queue, published_blocks};
 use crate::recording;
@@ -54,11 +54,11 @@ impl Scheduler {
         signature = (*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=None, max_num_batched_tokens=None,
             max_waiting=None, long_prefill_threshold=None, max_preemptions=None, groups=None, enable_prefix_caching=true,
             hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", explain_misses=false, event_buffer_size=None,
-            pin_budget=None, enable_partial_hits=false, policy="fcfs", ageing_us=None, latest_deadline_us=None, prefix_band=None,
+            pin_budget=None, domain_shares=None, enable_partial_hits=false, policy="fcfs", ageing_us=None, latest_deadline_us=None, prefix_band=None,
             max_pass=None, tenants=None, other_tenants=None),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
             max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', kv_layout=b'', \
-            weights_version='', explain_misses=False, event_buffer_size=0, pin_budget=0, enable_partial_hits=False, \
+            weights_version='', explain_misses=False, event_buffer_size=0, pin_budget=0, domain_shares=None, enable_partial_hits=False, \
             policy='fcfs', ageing_us=1000000, latest_deadline_us=60000000, prefix_band=1024, max_pass=8, tenants=None, other_tenants=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
@@ -82,6 +82,7 @@ impl Scheduler {
         explain_misses: bool,
         event_buffer_size: Option<&Bound<'_, PyAny>>,
         pin_budget: Option<&Bound<'_, PyAny>>,
+        domain_shares: Option<&Bound<'_, PyAny>>,
         enable_partial_hits: bool,
         policy: &str,
         ageing_us: Option<&Bound<'_, PyAny>>,
@@ -113,6 +114,7 @@ impl Scheduler {
             weights_version: weights_version.as_bytes().to_vec(),
             explain_misses,
             pin_budget: or("pin_budget", pin_budget, 0)?,
+            domain_shares: domain_shares.map_or(Ok(Vec::new()), self::domain_shares)?,
             enable_partial_hits,
             queue: said.rules(py)?,
         };
@@ -434,6 +436,11 @@ impl Scheduler {
         ] {
             dict.set_item(name, value)?;
         }
+        let shares = PyDict::new(py);
+        for core::shares::DomainShare { domain, blocks } in &config.domain_shares {
+            shares.set_item(String::from_utf8_lossy(domain), blocks)?;
+        }
+        dict.set_item("domain_shares", shares)?;
         let windows = config.groups.iter().map(|group| group.window);
         dict.set_item("groups", PyTuple::new(py, windows)?)?;
         let queue = &config.queue;

@@ -170,7 +170,7 @@ impl FreeQueue {
     /// # Errors
     /// [`Error::NoSuchBlock`] for an id of another pool; [`Error::NotHeld`] if an entry has no holder left. Nothing changes then. (If
     /// that happens while other threads release the same blocks, an entry that they freed meanwhile stays released.)
-    pub fn drop_holders(&self, blocks: &[BlockId], lane: impl Fn(BlockId) -> u8) -> Result<Freed> {
+    pub fn drop_holders(&self, blocks: &[BlockId], lane: impl Fn(BlockId) -> u16) -> Result<Freed> {
         blocks.iter().try_for_each(|&block| self.check(block))?;
         let mut freed = Freed::default();
         for dropped in 0..blocks.len() {
@@ -192,7 +192,7 @@ impl FreeQueue {
     }
 
     /// The state after the drop; None, and nothing changes, if nobody holds the block.
-    fn drop_holder(&self, block: BlockId, lane: impl Fn(BlockId) -> u8) -> Option<State> {
+    fn drop_holder(&self, block: BlockId, lane: impl Fn(BlockId) -> u16) -> Option<State> {
         let cell = self.nodes.state(block.get());
         // Relaxed: the exchange below decides.
         let mut word = cell.load(Ordering::Relaxed);

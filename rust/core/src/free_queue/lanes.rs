@@ -14,11 +14,11 @@ use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
 use crate::sync::{Alone, AtomicU64, Ordering};
 
-/// Lanes of a queue: retention values 0 to 100. The model checker gets by with few.
+/// Lanes of an owner: retention values 0 to 100. The model checker gets by with few.
 pub const LANES: usize = if cfg!(loom) { 3 } else { 101 };
 
 /// The lane of blocks that nobody gave another.
-pub const DEFAULT_LANE: u8 = if cfg!(loom) { 1 } else { 35 };
+pub const DEFAULT_LANE: u16 = if cfg!(loom) { 1 } else { 35 };
 
 /// Blocks that one hit takes out of a lane at most.
 pub(super) const HITS: usize = 16;
@@ -40,22 +40,37 @@ const VERSION: u64 = !0 << 33;
 /// Blocks that a queue can have: as many as an operation can name.
 pub const MAX_BLOCKS: u32 = ID as u32;
 
-/// All lanes.
+/// Words that say which lanes of an owner ever had a block.
+const WORDS: usize = 2;
+
+/// All lanes, those of one owner behind those of another.
 pub(super) struct Lanes {
     /// The operation under way: 31 bits of version, 2 of kind (0: idle), 4 of how many more, 27 of block.
     operation: Alone,
-    /// Lanes that ever had a block, 64 to a word. A lane that nobody uses is never looked at.
-    used: [AtomicU64; 2],
+    /// Lanes that ever had a block: [`WORDS`] words an owner. A lane that nobody uses is never looked at.
+    used: Box<[AtomicU64]>,
 }
 
 impl Lanes {
-    pub fn new() -> Self {
-        Lanes { operation: Alone(AtomicU64::new(0)), used: [AtomicU64::new(0), AtomicU64::new(0)] }
+    pub fn new(owners: usize) -> Self {
+        let used = (0..WORDS * owners).map(|_| AtomicU64::new(0)).collect();
+        Lanes { operation: Alone(AtomicU64::new(0)), used }
+    }
+
+    /// How many have lanes of their own.
+    pub fn owners(&self) -> usize {
+        self.used.len() / WORDS
+    }
+
+    /// Where it stands that `lane` had a block.
+    fn used_bit(&self, lane: u16) -> (&AtomicU64, u64) {
+        let (owner, value) = (usize::from(lane) / LANES, usize::from(lane) % LANES);
+        (&self.used[WORDS * owner + value / 64], 1 << (value % 64))
     }
 
     /// Appends the chain from `first` to `last`, linked both ways, whose blocks are the caller's and out for `lane`.
-    pub fn push(&self, nodes: &Nodes, lane: u8, first: u32, last: u32) {
-        let (used, bit) = (&self.used[usize::from(lane / 64)], 1 << (lane % 64));
+    pub fn push(&self, nodes: &Nodes, lane: u16, first: u32, last: u32) {
+        let (used, bit) = self.used_bit(lane);
         // Relaxed, here and below: the permits for these blocks bring the bit to whoever has to find them.
         if used.load(Ordering::Relaxed) & bit == 0 {
             used.fetch_or(bit, Ordering::Relaxed);
@@ -114,12 +129,13 @@ impl Lanes {
         }
     }
 
-    /// Takes blocks from the front of the lowest lane that has any into `out`, at most [`RUN`]; returns how many. They are held once.
-    pub fn pop(&self, nodes: &Nodes, out: &mut [BlockId]) -> usize {
-        for (word, used) in self.used.iter().enumerate() {
+    /// Takes blocks from the front of `owner`'s lowest lane that has any into `out`, at most [`RUN`]; returns how many. They are held
+    /// once.
+    pub fn pop(&self, nodes: &Nodes, owner: usize, out: &mut [BlockId]) -> usize {
+        for (word, used) in self.used[WORDS * owner..WORDS * (owner + 1)].iter().enumerate() {
             let mut bits = used.load(Ordering::Relaxed);
             while bits != 0 {
-                let lane = (64 * word) as u8 + bits.trailing_zeros() as u8;
+                let lane = (LANES * owner + 64 * word) as u16 + bits.trailing_zeros() as u16;
                 bits &= bits - 1;
                 let count = self.pop_lane(nodes, nodes.sentinel(lane), out);
                 if count > 0 {
@@ -310,13 +326,16 @@ impl Lanes {
     }
 
     /// Every lane that was ever used, from the lowest.
-    pub fn used(&self) -> impl DoubleEndedIterator<Item = u8> + '_ {
-        (0..LANES as u8)
-            .filter(|lane| self.used[usize::from(lane / 64)].load(Ordering::Relaxed) >> (lane % 64) & 1 == 1)
+    pub fn used(&self) -> impl DoubleEndedIterator<Item = u16> + '_ {
+        let is_used = |lane: &u16| {
+            let (used, bit) = self.used_bit(*lane);
+            used.load(Ordering::Relaxed) & bit != 0
+        };
+        (0..(LANES * self.owners()) as u16).filter(is_used)
     }
 
     /// The blocks of `lane` from its front, or from its back. Exact while nobody else is at work.
-    pub fn iter<'a>(&'a self, nodes: &'a Nodes, lane: u8, backwards: bool) -> impl Iterator<Item = u32> + 'a {
+    pub fn iter<'a>(&'a self, nodes: &'a Nodes, lane: u16, backwards: bool) -> impl Iterator<Item = u32> + 'a {
         let sentinel = nodes.sentinel(lane);
         let step = move |id: u32| {
             let link = if backwards { nodes.prev(id) } else { nodes.next(id) };

@@ -4,7 +4,6 @@
 //! before cannot change it after. A state's version grows whenever the block leaves a lane. Behind the blocks stand the sentinels, one
 //! for each lane; a link of 0 in a sentinel leads to itself, so zeroed memory is a pool of fresh blocks and empty lanes.
 
-use crate::free_queue::lanes::LANES;
 use crate::sync::{AtomicU64, Ordering, zeroed};
 
 const VERSION: u64 = !0 << 32;
@@ -13,7 +12,7 @@ const NAMED: u32 = 1 << 31;
 pub(super) const NAME: u64 = NAMED as u64;
 const IN_LANE: u32 = 1 << 30;
 const OUT: u32 = 1 << 29;
-const LANE: u32 = (1 << 7) - 1;
+const LANE: u32 = (1 << 12) - 1;
 
 /// Holders that a block can have.
 pub(crate) const MAX_HOLDERS: u32 = OUT - 1;
@@ -26,9 +25,9 @@ pub(super) enum Place {
     /// With this many holders.
     Held(u32),
     /// With who freed it, in the stack, or on its way to this lane.
-    Out(u8),
+    Out(u16),
     /// In this lane.
-    Lane(u8),
+    Lane(u16),
 }
 
 /// What a state word says.
@@ -44,8 +43,8 @@ impl State {
         let low = low(word);
         let place = match low & !NAMED {
             0 => Place::Fresh,
-            rest if rest & IN_LANE != 0 => Place::Lane((rest & LANE) as u8),
-            rest if rest & OUT != 0 => Place::Out((rest & LANE) as u8),
+            rest if rest & IN_LANE != 0 => Place::Lane((rest & LANE) as u16),
+            rest if rest & OUT != 0 => Place::Out((rest & LANE) as u16),
             holders => Place::Held(holders),
         };
         State { place, named: low & NAMED != 0 }
@@ -80,8 +79,8 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    pub fn new(num_blocks: u32) -> Self {
-        Nodes { words: zeroed(num_blocks as usize + LANES), num_blocks }
+    pub fn new(num_blocks: u32, lanes: usize) -> Self {
+        Nodes { words: zeroed(num_blocks as usize + lanes), num_blocks }
     }
 
     pub fn num_blocks(&self) -> u32 {
@@ -100,7 +99,7 @@ impl Nodes {
         &self.words[id as usize][2]
     }
 
-    pub fn sentinel(&self, lane: u8) -> u32 {
+    pub fn sentinel(&self, lane: u16) -> u32 {
         self.num_blocks + u32::from(lane)
     }
 
@@ -142,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_state_comes_out_of_its_word_as_it_went_in() {
-        for place in [Place::Fresh, Place::Held(1), Place::Held(MAX_HOLDERS), Place::Out(0), Place::Out(100)] {
+        for place in [Place::Fresh, Place::Held(1), Place::Held(MAX_HOLDERS), Place::Out(0), Place::Out(1716)] {
             for named in [false, true] {
                 let state = State { place, named };
                 let word = state.in_word(7 << 32 | 99);

@@ -17,7 +17,7 @@ fn block(id: u32) -> BlockId {
 }
 
 /// Takes every block, names those of `named`, and releases all of them so that the queue is 1, 2, 3, … in each part.
-fn queue_of(num_blocks: u32, named: &[u32], lane: impl Fn(BlockId) -> u8) -> FreeQueue {
+fn queue_of(num_blocks: u32, named: &[u32], lane: impl Fn(BlockId) -> u16) -> FreeQueue {
     let queue = FreeQueue::new(num_blocks);
     let mut blocks = take(&queue, num_blocks as usize - 1);
     named.iter().for_each(|&id| queue.name(block(id)).unwrap());

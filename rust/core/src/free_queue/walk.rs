@@ -32,7 +32,7 @@ impl FreeQueue {
 
     /// The lane in which `block` stands, if it stands in one.
     #[must_use]
-    pub fn lane(&self, block: BlockId) -> Option<u8> {
+    pub fn lane(&self, block: BlockId) -> Option<u16> {
         match self.state(block).place {
             Place::Lane(lane) => Some(lane),
             _ => None,
@@ -90,7 +90,7 @@ impl FreeQueue {
                 (Some(met), place) => *met == place,
                 (None, _) => false,
             };
-            if !agrees || matches!(place, Place::Lane(lane) if usize::from(lane) >= LANES) {
+            if !agrees || matches!(place, Place::Lane(lane) if usize::from(lane) >= LANES * self.lanes.owners()) {
                 return wrong(format!("block {id} is {place:?} and was met {met:?}"));
             }
         }

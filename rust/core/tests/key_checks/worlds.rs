@@ -50,6 +50,7 @@ fn config() -> Config {
         hash_seed: Vec::new(),
         event_buffer_size: 64,
         pin_budget: 0,
+        domain_shares: Vec::new(),
         enable_partial_hits: false,
         queue: blocktable_core::queue_rules::QueueRules::default(),
         groups: vec![GroupSpec::FULL],

@@ -41,6 +41,7 @@ pub fn config(queue: QueueRules) -> Config {
         weights_version: Vec::new(),
         explain_misses: false,
         pin_budget: 0,
+        domain_shares: Vec::new(),
         enable_partial_hits: false,
         queue,
     }

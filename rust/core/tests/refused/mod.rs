@@ -155,6 +155,7 @@ pub fn config(num_blocks: u32) -> Config {
         weights_version: Vec::new(),
         explain_misses: true,
         pin_budget: 0,
+        domain_shares: Vec::new(),
         enable_partial_hits: false,
         queue: blocktable_core::queue_rules::QueueRules::default(),
     }

@@ -17,6 +17,7 @@ use blocktable_core::queue_rules::QueueRules;
 use blocktable_core::rank::{Asked, Turn};
 use blocktable_core::request::Limits;
 use blocktable_core::retention::TokenRange;
+use blocktable_core::shares::DomainShare;
 use blocktable_core::tenants::TenantRules;
 
 use crate::broken::{Checked, ensure};
@@ -133,6 +134,7 @@ fn configs() -> impl Strategy<Value = Config> {
             weights_version: Vec::new(),
             explain_misses: rows % 5 != 4,
             pin_budget: rows.div_ceil(block_size).saturating_sub(2) / 2,
+            domain_shares: shares((rows % 5).saturating_sub(2), rows.div_ceil(block_size)),
             enable_partial_hits: rows % 4 != 3,
             queue,
         },
@@ -140,6 +142,13 @@ fn configs() -> impl Strategy<Value = Config> {
 }
 
 /// Every policy, with so little time that all of their bounds are met.
+/// Some share of `usable` blocks for as many of the tenants as `tenants` says.
+fn shares(tenants: u32, usable: u32) -> Vec<DomainShare> {
+    let share = |name: &[u8], blocks: u32| DomainShare { domain: name.into(), blocks };
+    let all = [share(b"a", usable.div_ceil(3)), share(b"b", usable / 2)];
+    all.into_iter().filter(|share| share.blocks > 0).take(tenants as usize).collect()
+}
+
 fn rules() -> impl Strategy<Value = QueueRules> {
     let policy = prop_oneof![3 => Just(PolicyKind::Fcfs), 5 => proptest::sample::select(&PolicyKind::ALL[1..])];
     (policy, 1..300_u64, 1..500_u64, 1..8_u32, 0..4_u32).prop_map(|(policy, ageing, latest, band, max_pass)| {

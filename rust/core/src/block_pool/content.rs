@@ -1,0 +1,138 @@
+//! The names of blocks' contents: pending, published, withdrawn, forgotten.
+//!
+//! Before: a step completes a block that somebody holds. After: the index, what remembers parts of blocks, and the shares agree about
+//! what each block holds and whose it is.
+
+use crate::block_pool::BlockPool;
+use crate::error::Result;
+use crate::events::Content;
+use crate::free_queue::Freed;
+use crate::ids::{BlockId, Key};
+use crate::mutant::{self, Mutant};
+use crate::partial_index::PartialIndex;
+use crate::prefix_index::{KeyState, PrefixIndex};
+use crate::shares::Shares;
+
+impl BlockPool {
+    /// Names the content that the step in flight completes in `block`. A block that nobody holds gets no name, nor does the null block.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`] for an id of another pool.
+    pub fn make_pending(&mut self, block: BlockId, key: Key) -> Result<()> {
+        self.block(block.get())?;
+        if self.queue.name(block).is_ok() {
+            if let Some(retention) = &mut self.retention
+                && self.index.state(block) == KeyState::Unnamed
+            {
+                retention.begin(block);
+            }
+            self.index.make_pending(block, key);
+        }
+        Ok(())
+    }
+
+    /// Says what `block`, which was just made pending under `key`, will hold. Only events need to know.
+    pub fn describe(&mut self, block: BlockId, key: Key, content: Content<'_>) {
+        self.index.describe(block, key, content);
+    }
+
+    /// The content of `block` is confirmed and may be found by its key. Without a pending name nothing happens.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`] for an id of another pool.
+    pub fn publish(&mut self, block: BlockId) -> Result<()> {
+        self.block(block.get())?;
+        let was_pending = self.index.state(block) == KeyState::Pending;
+        self.index.publish(block);
+        if was_pending && let Some(shares) = &mut self.shares {
+            shares.published(block);
+        }
+        if was_pending
+            && let Some(partial) = &mut self.partial
+            && self.index.key(block).and_then(|key| self.index.lookup(&key)) == Some((block, KeyState::Published))
+        {
+            partial.insert(block, &self.index);
+        }
+        Ok(())
+    }
+
+    /// Takes a name away: the step that writes the content failed, or its writer is gone.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`] for an id of another pool.
+    pub fn withdraw(&mut self, block: BlockId) -> Result<()> {
+        self.queue.unname(block)?;
+        self.forget(block);
+        Ok(())
+    }
+
+    /// Forgets all published content that nobody holds; returns how many blocks forgot theirs. Those that were worth more than the
+    /// default join the tail of its lane, in order of their ids.
+    pub fn forget_unheld(&mut self) -> u32 {
+        self.level_unheld();
+        let (queue, partial, shares) = (&self.queue, &mut self.partial, &mut self.shares);
+        let all = || (1..queue.num_blocks()).map(BlockId);
+        let is_unheld = |block: &BlockId| queue.holders(*block) == 0;
+        let mut forget_all = |index: &mut PrefixIndex| {
+            let unname =
+                |block: BlockId| queue.unname(block).map_or(0, |()| u32::from(forget(index, partial, shares, block)));
+            all().filter(is_unheld).map(unname).sum()
+        };
+        let mut kept = all().filter(|block| !is_unheld(block));
+        let keeps_some = kept.any(|block| self.index.state(block) == KeyState::Published);
+        if keeps_some && !mutant::is_on(Mutant::EventClearsHeld) {
+            return forget_all(&mut self.index);
+        }
+        self.index.clear(forget_all)
+    }
+
+    /// What `block`, which was just made pending under `key`, will hold. `mark` is a hash of its parent, its fields and its first tokens.
+    pub(crate) fn remember(&mut self, block: BlockId, key: Key, mark: u64, tokens: &[crate::ids::TokenId]) {
+        if let Some(partial) = &mut self.partial
+            && self.index.state(block) == KeyState::Pending
+            && self.index.key(block) == Some(key)
+        {
+            partial.describe(block, mark, tokens);
+        }
+    }
+
+    pub(super) fn forget(&mut self, block: BlockId) -> bool {
+        forget(&mut self.index, &mut self.partial, &mut self.shares, block)
+    }
+
+    /// A pending name whose last holder is gone: nobody writes its content any more.
+    pub(super) fn withdraw_pending(&mut self, freed: &Freed) {
+        for block in self.queue.freed_ids(freed) {
+            if self.index.state(block) == KeyState::Pending {
+                self.index.forget(block);
+                self.queue.unname(block).expect("a block of this pool");
+            }
+        }
+    }
+}
+
+/// Takes the name of a block's content away; true if it was published. Another block may stand for its key from now on.
+fn forget(
+    index: &mut PrefixIndex,
+    partial: &mut Option<Box<PartialIndex>>,
+    shares: &mut Option<Box<Shares>>,
+    block: BlockId,
+) -> bool {
+    if let Some(shares) = shares
+        && index.state(block) == KeyState::Published
+    {
+        shares.forgotten(block);
+    }
+    let Some(partial) = partial else { return index.forget(block) };
+    let stood_for = index.key(block).filter(|key| index.lookup(key) == Some((block, KeyState::Published)));
+    let was_published = index.forget(block);
+    if let Some(key) = stood_for
+        && !mutant::is_on(Mutant::PartialKeepsForgotten)
+    {
+        match index.lookup(&key) {
+            Some((next, KeyState::Published)) => partial.replace(block, next),
+            _ => partial.remove(block, index),
+        }
+    }
+    was_published
+}
