@@ -219,6 +219,12 @@ mod tests {
         }
     }
 
+    /// So the ring of a request takes 1.5 KB at most, in steps of 4, 8, 16 and 32 records.
+    #[test]
+    fn a_record_is_small() {
+        assert_eq!(size_of::<Record>(), 48);
+    }
+
     #[test]
     fn what_comes_again_at_once_is_one_record() {
         for before in [0, 31, 32, 40] {

@@ -21,7 +21,7 @@ use blocktable_core::ids::RequestId;
 use blocktable_core::queue_rules::QueueRules;
 use blocktable_core::rank::{Asked, Turn};
 use blocktable_core::recorder::Recorded;
-use blocktable_core::recording::{Recording, mend};
+use blocktable_core::recording::{NEVER_RETURNED, Recording, mend};
 use blocktable_core::replay::{Replayed, replay};
 use blocktable_core::request::Limits;
 use blocktable_core::retention::{Ranges, TokenRange};
@@ -152,6 +152,26 @@ fn a_writer_gets_what_a_ring_keeps_and_its_failure_is_told() {
     let full = Shared(Arc::default(), 1_000);
     let mut driver = run(&|scheduler| scheduler.record_to(Box::new(full.clone())).expect("nothing was called"));
     assert_eq!(driver.scheduler.stop_recording(), Some((calls.0, Some("the disk is full".to_owned()))));
+}
+
+/// A plan into memory that is too small panics. The report holds that call; with enough memory a replay returns from it, and says so.
+#[test]
+fn a_call_that_never_returned_is_the_last_of_the_report() {
+    use blocktable_core::plan::PlanMemory;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    let mut scheduler = Recorded::new(config()).expect("a valid configuration");
+    scheduler.record_in_ring(ALL).expect("nothing was called");
+    let prompt = scheduler.prompt((0..9).collect(), Identity::of(Domain::Deployment)).expect("a valid prompt");
+    scheduler.submit(prompt, Limits { max_tokens: 2, ..Limits::default() }, 5).expect("it fits");
+    let (mut staging, mut tables) = (vec![0; 4], vec![0; scheduler.layout().table_entries]);
+    let mut plan = || scheduler.plan(6, PlanMemory { staging: &mut staging, tables: &mut tables });
+    assert!(catch_unwind(AssertUnwindSafe(&mut plan)).is_err(), "four words are enough for a plan");
+    let report = scheduler.recorded().expect("a ring");
+    let read = Recording::read(&report).expect("a recording");
+    let last = read.entries.last().expect("an entry");
+    assert_eq!((last.call.name(), last.outcome), ("plan", NEVER_RETURNED));
+    let difference = replay(&report).expect("a recording").difference.expect("it returns now");
+    assert_eq!((difference.record, difference.call, difference.what), (2, "plan", "outcome"));
 }
 
 /// What depends on more than was recorded, or was not recorded, makes a replay differ.
