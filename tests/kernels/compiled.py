@@ -17,7 +17,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from blocktable.kernels import AttentionBatch, triton_attention, triton_blocks, triton_store
+from blocktable.kernels import AttentionBatch, triton_attention, triton_blocks, triton_decode, triton_store
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -28,6 +28,7 @@ TARGETS = {
 VARIANTS = [
     ("decode", "bfloat16", 128),
     ("prefill", "bfloat16", 128),
+    ("split", "bfloat16", 128),
     ("decode-int8", "bfloat16", 128),
     ("decode-fp8", "bfloat16", 128),
     ("store", "bfloat16", 128),
@@ -87,12 +88,13 @@ def _call(kind: str, dtype: torch.dtype, width: int, target: str, launch: Any) -
         store = triton_store.store_kv_quantised if quantised else triton_store.store_kv
         store(rows, rows, *caches, *scales.values(), torch.tensor([17, 18, 19]), launch=launch)
     else:
-        queries = 1 if kind == "decode" else 40
+        queries = 40 if kind == "prefill" else 1
         batch = AttentionBatch.build(
             torch.ones(2, 8, dtype=torch.int32), torch.tensor([0, queries, 2 * queries]), torch.tensor([100, 90]), 16
         )
         q = torch.zeros(2 * queries, 32, width, dtype=dtype)
-        triton_attention.paged_attention(q, *caches, batch, scale=0.1, target=target, launch=launch, **scales)
+        attend = triton_decode.paged_decode if kind == "split" else triton_attention.paged_attention
+        attend(q, *caches, batch, scale=0.1, target=target, launch=launch, **scales)
 
 
 def _read(compiled: Any, target: str) -> dict[str, Any]:
@@ -115,6 +117,7 @@ def _read(compiled: Any, target: str) -> dict[str, Any]:
         name = f"sm_{arch}{'a' if arch >= 90 else ''}"
         command = [get_ptxas(arch).path, "-v", f"--gpu-name={name}", ptx.name, "-o", "/dev/null"]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found["atomics"] = sorted(set(re.findall(r"\batom\.[\w.:]+", compiled.asm["ptx"])))
     found["registers"] = max(int(number) for number in re.findall(r"Used (\d+) registers", told))
     found["spills"] = sum(int(number) for number in re.findall(r"(\d+) bytes spill stores", told))
     sass = _sass(compiled)
@@ -137,7 +140,7 @@ def _sass(compiled: Any) -> str:
 
 def _wanted(kind: str, target: str, *, everything: bool) -> bool:
     """The newest of each maker compiles all variants; the others those that differ most."""
-    return everything or target in ("sm_90", "gfx942") or kind in ("decode", "prefill", "decode-fp8")
+    return everything or target in ("sm_90", "gfx942") or kind in ("decode", "prefill", "split", "decode-fp8")
 
 
 def rows(*, everything: bool) -> Iterator[dict[str, Any]]:

@@ -5,12 +5,14 @@ own made from the files of `kernels/`, and the text that it replaces stands ther
 when a line is rewritten.
 """
 
+import linecache
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,6 +49,8 @@ class Implementation:
 def changed(*changes: Change) -> ModuleType:
     """A copy of `blocktable.kernels` in which each change is made."""
     files = {path.stem: path.read_text(encoding="utf-8") for path in SOURCES.glob("*.py") if path.stem != "__init__"}
+    if find_spec("triton") is None:
+        files = {file: text for file, text in files.items() if not file.startswith("triton_")}
     for file, text, instead in changes:
         if files[file].count(text) != 1:
             raise LookupError(f"{file}.py holds {files[file].count(text)} times what a mutant replaces: {text!r}")
@@ -82,7 +86,10 @@ class _Sources:
 
     def exec_module(self, module: ModuleType) -> None:
         file = module.__name__.rpartition(".")[2]
-        exec(compile(self.files[file], f"<changed {file}.py>", "exec"), module.__dict__)
+        place = f"<{module.__name__}.py>"
+        # Triton reads the text of its kernels; what is in no file is looked up here.
+        linecache.cache[place] = (len(self.files[file]), None, self.files[file].splitlines(keepends=True), place)
+        exec(compile(self.files[file], place, "exec"), module.__dict__)
 
 
 REFERENCE = Implementation.of("reference", blocktable.kernels)

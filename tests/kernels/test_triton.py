@@ -24,7 +24,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 interpreter = pytest.importorskip("tests.kernels.interpreter")
 interpreter.mend()
 
-from blocktable.kernels import triton_attention, triton_blocks, triton_store  # noqa: E402 - after the interpreter is chosen
+from blocktable.kernels import triton_attention, triton_blocks, triton_decode, triton_store  # noqa: E402 - after the interpreter is chosen
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows that are masked afterwards
 
@@ -186,3 +186,27 @@ def test_the_kernels_are_right_on_a_gpu() -> None:
     done = subprocess.run([sys.executable, "-m", "tests.kernels.on_gpu"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 700, "has_sinks": True}, {"softcap": 2.0, "has_sinks": True}], ids=str)
+def test_a_long_context_is_cut_and_joined_in_one_launch(changes: dict[str, object]) -> None:
+    """Twice with the same memory, in shuffled orders: the counters have come back to 0; the neighbours are whole."""
+    lengths = [Length(1, 1100), Length(1, 512), Length(0, 4), Length(1, 3), Length(1, 513)]
+    shape = Shape(kv_heads=2, grouped=3, key_width=32, value_width=32, **changes)  # type: ignore[arg-type]
+    case = make_case(shape, lengths, spread=2.0)
+    caches = case.pool(NAN)[1:]
+    batch = AttentionBatch.build(case.tables, case.query_starts, case.seq_lens, 16)
+    scratch = triton_decode.DecodeScratch()
+    for seed in (1, 2):
+        with interpreter.shuffled_programs(seed):
+            out = triton_decode.paged_decode(case.q, *caches, batch, scratch=scratch, **case.options)
+        checks.assert_close(out, case.expected(), checks.TOLERANCE)
+    assert scratch._counters is not None
+    assert not scratch._counters.any()
+
+
+def test_a_decode_of_chunks_is_refused() -> None:
+    case = make_case(Shape(key_width=32, value_width=32), LENGTHS)
+    batch = AttentionBatch.build(case.tables, case.query_starts, case.seq_lens, 16)
+    with pytest.raises(KernelInputError, match="more than one query: must have at most one each"):
+        triton_decode.paged_decode(case.q, *case.pool(0.0)[1:], batch, scale=1.0)

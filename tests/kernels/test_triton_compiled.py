@@ -60,7 +60,7 @@ def _gates(row: dict[str, Any]) -> dict[str, bool]:
         return {"refused": "fp8e4nv not supported" in row.get("refused", "")}
     if "refused" in row:
         return {"compiles": False}
-    attends = row["kind"].startswith(("decode", "prefill"))
+    attends = row["kind"].startswith(("decode", "prefill", "split"))
     is_amd = row["target"].startswith("gfx")
     gates = {
         "spills": row["vgpr_spill_count" if is_amd else "spills"] == 0,
@@ -69,6 +69,8 @@ def _gates(row: dict[str, Any]) -> dict[str, bool]:
     }
     if attends:
         gates["products"] = bool(row["products"])
+    if row["kind"] == "split" and not is_amd:
+        gates["atomics"] = any("gpu" in one and "acq_rel" in one for one in row["atomics"])
     if attends and not is_amd:
         gates["buffers"] = len(row["buffers"]) >= 2 and min(row["buffers"]) >= 2
     return gates
@@ -89,6 +91,7 @@ def test_the_compiled_kernels_pass_their_gates(table: list[dict[str, Any]]) -> N
         ("gfx942", "copy", {"loads_16_bytes": 0}),
         ("sm_90", "prefill", {"products": []}),
         ("sm_100", "decode", {"buffers": [1, 1]}),
+        ("sm_90", "split", {"atomics": ["atom.global.gpu.relaxed.add.u32"]}),
         ("sm_80", "decode-fp8", {"refused": ""}),
         ("sm_90", "decode-fp8", {"refused": "it does not compile"}),
     ],

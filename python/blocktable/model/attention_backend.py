@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
 from ..kernels import reference
+from ..kernels.attention_batch import AttentionBatch
 from ..kernels.launch_table import attention_launch, target_of
 from ..kernels.shapes import KernelInputError
 from . import cpu_attention
@@ -78,6 +79,14 @@ def _objection(name: str, device: torch.device, geometry: KVGeometry) -> str | N
 
 def _triton() -> AttentionBackend:
     """Loaded when it is chosen: the other backends need no Triton."""
-    from ..kernels import triton_attention, triton_store
+    from ..kernels import triton_attention, triton_decode, triton_store
 
-    return AttentionBackend("triton", triton_store.store_kv, triton_attention.paged_attention)
+    scratch = triton_decode.DecodeScratch()
+
+    def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, **options: Any) -> Tensor:
+        """Single queries over parts of their contexts; mixtures and prompts by the one kernel for all."""
+        if batch.has_chunks:
+            return triton_attention.paged_attention(q, k_cache, v_cache, batch, **options)
+        return triton_decode.paged_decode(q, k_cache, v_cache, batch, scratch=scratch, **options)
+
+    return AttentionBackend("triton", triton_store.store_kv, attend)
