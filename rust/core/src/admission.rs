@@ -46,7 +46,9 @@ impl Scheduler {
                     self.note_wait(seat, Reason::PrefixInFlight { found: self.hit.len() as u32 });
                     looked_at += 1;
                 }
-                Admission::Blocked { .. } if self.running.is_empty() && !mutant::leaves_lone_requests() => {
+                Admission::Blocked { .. }
+                    if self.running.is_empty() && self.pool.num_parked() == 0 && !mutant::leaves_lone_requests() =>
+                {
                     self.stop_waiting(seat);
                     self.end(seat, End::Capacity);
                 }
@@ -102,8 +104,9 @@ impl Scheduler {
         if !self.waiting.policy.charges() {
             return;
         }
-        for at in 0..self.flight.entries.len() {
-            let entry = &self.flight.entries[at];
+        let step = self.steps + 1;
+        for at in 0..self.flight.of(step).entries.len() {
+            let entry = &self.flight.of(step).entries[at];
             let (seat, start, end, samples) =
                 (entry.seat(), entry.start(), entry.start() + entry.chunk(), entry.samples);
             if samples {

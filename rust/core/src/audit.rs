@@ -4,6 +4,7 @@
 
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
+use crate::flight::{Entry, Flight};
 use crate::ids::BlockId;
 use crate::prefix_index::KeyState;
 use crate::request::{Place, Request};
@@ -26,7 +27,7 @@ impl Scheduler {
         self.audit_promises()?;
         self.audit_writers()?;
         self.seats.iter().flatten().try_for_each(|request| self.audit_rows(request))?;
-        if self.idle_with_work && self.flight.step.is_none() && self.running.len() + self.waiting.len() > 0 {
+        if self.idle_with_work && self.flight.oldest().is_none() && self.running.len() + self.waiting.len() > 0 {
             return wrong(
                 "A8",
                 "the last plan ran nothing, freed nothing and ended nothing although requests live".into(),
@@ -88,7 +89,7 @@ impl Scheduler {
 
     /// A2: a block that the step in flight names is in nobody's reach; with no step in flight nothing is parked.
     fn audit_leases(&self) -> Result<()> {
-        if self.flight.step.is_none() {
+        if self.flight.oldest().is_none() {
             let parked = self.pool.num_parked();
             return if parked == 0 {
                 Ok(())
@@ -138,22 +139,39 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A5: the step in flight writes only to blocks that are not published, each for one request; others may only share them as full.
+    /// A5: each step in flight writes only to blocks that are not published, each for one request; others may only share them as full.
     fn audit_writers(&self) -> Result<()> {
-        if self.flight.step.is_none() {
-            return Ok(());
+        let mut flying = vec![(0, 0); self.seats.len()];
+        for step in self.flight.in_flight() {
+            self.audit_step(self.flight.of(step), &mut flying)?;
         }
+        for (seat, request) in self.seats.iter().enumerate() {
+            let Some(request) = request else { continue };
+            if request.in_flight() != flying[seat] {
+                let (id, told, found) = (request.id.0, request.in_flight(), flying[seat]);
+                return wrong(
+                    "A7",
+                    format!("request {id}: {told:?} rows and tokens are in flight, steps have {found:?}"),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// A5 of one step; adds the rows and tokens that it brings to `flying`, by seat.
+    fn audit_step(&self, flight: &Flight, flying: &mut [(usize, usize)]) -> Result<()> {
         let published = |&block: &BlockId| self.pool.index().state(block) == KeyState::Published;
-        if let Some(block) = self.flight.pending.iter().copied().find(published) {
+        if let Some(block) = flight.pending.iter().copied().find(published) {
             return wrong("A5", format!("block {} is published before its step is confirmed", block.get()));
         }
         let size = self.block_size;
         let mut writers = vec![0u32; self.pool.num_blocks() as usize];
-        let live = |entry: &&crate::flight::Entry| {
-            self.seats[entry.seat()].as_ref().is_some_and(|request| request.epoch == entry.epoch)
-        };
-        for entry in self.flight.entries.iter().filter(live) {
+        let live =
+            |entry: &&Entry| self.seats[entry.seat()].as_ref().is_some_and(|request| request.epoch == entry.epoch);
+        for entry in flight.entries.iter().filter(live) {
             let request = self.request(entry.seat());
+            let (rows, tokens) = &mut flying[entry.seat()];
+            (*rows, *tokens) = (*rows + entry.chunk(), *tokens + usize::from(entry.samples));
             let last = size.full_blocks(entry.start() + entry.chunk() - 1);
             if last >= request.table.len() {
                 return wrong("A5", format!("request {} writes past its table", request.id.0));
@@ -162,8 +180,8 @@ impl Scheduler {
             for &block in written {
                 writers[block.index()] += 1;
                 let state = self.pool.index().state(block);
-                let shared =
-                    self.pool.holders(block) > 1 && state != KeyState::Pending && !self.flight.rare(entry).forked;
+                let forked = flight.rare(entry).forked;
+                let shared = self.pool.holders(block) > 1 && state != KeyState::Pending && !forked;
                 if state == KeyState::Published || shared || writers[block.index()] > 1 {
                     let id = request.id.0;
                     return wrong(

@@ -30,8 +30,8 @@ mod tests;
 pub enum Release {
     /// They enter the free queue at once.
     Now,
-    /// A step in flight still names them: they wait, as one list, for [`BlockPool::end_leases`].
-    Parked,
+    /// Steps in flight still name them: they wait, as one list, until [`BlockPool::end_leases`] has told of this one's end.
+    Until(u64),
 }
 
 /// Rows to be copied from one block to another before anything is written: the copy that a write into shared content needs.
@@ -55,8 +55,8 @@ pub struct BlockPool {
     /// Lists of blocks without holders that a step in flight still names, in order of release, each last block first.
     /// A block that was hit since left the null block in its place.
     parked: Vec<BlockId>,
-    /// Where each parked list ends.
-    parked_ends: Vec<usize>,
+    /// Where each parked list ends, and the step that it waits for.
+    parked_ends: Vec<(usize, u64)>,
     /// Where each block stands in `parked`.
     parked_at: Box<[u32]>,
     num_parked: u32,
@@ -358,7 +358,7 @@ impl BlockPool {
         }
         match when {
             Release::Now => self.queue.enqueue(freed),
-            Release::Parked => self.park(&freed),
+            Release::Until(step) => self.park(&freed, step),
         }
         Ok(())
     }

@@ -39,34 +39,32 @@ impl Scheduler {
         committed: &mut Committed,
     ) -> Result<()> {
         self.check_step(step)?;
-        self.check_samples(tokens, starts)?;
+        self.check_samples(self.flight.of(step.0).samples, tokens, starts)?;
         committed.ended.clear();
         committed.dropped.clear();
         committed.accepted = 0;
-        self.flight.land();
+        let step = step.0;
+        self.flight.land(step);
         self.pool.tell_time(now_us);
         self.timelines.tell_time(now_us);
-        self.pool.end_leases();
+        self.pool.end_leases(step);
         let mut sample = 0;
-        for at in 0..self.flight.entries.len() {
-            let entry = self.flight.entries[at];
-            if entry.samples && entry.is_ordinary() {
-                let token = &tokens[starts[sample] as usize..starts[sample + 1] as usize];
-                if let &[token] = token
-                    && let Some(end) = self.commit_ordinary(&entry, token as TokenId)
-                {
-                    sample += 1;
-                    committed.accepted += 1;
-                    if let Some(end) = end {
-                        self.commit_end(entry.seat(), end, committed);
-                    }
-                    continue;
-                }
-            }
+        for at in 0..self.flight.of(step).entries.len() {
+            let entry = self.flight.of(step).entries[at];
             let mut token = None;
             if entry.samples {
                 token = tokens[starts[sample] as usize..starts[sample + 1] as usize].first().copied();
                 sample += 1;
+            }
+            if entry.is_ordinary()
+                && let Some(token) = token
+                && let Some(end) = self.commit_ordinary(&entry, token as TokenId)
+            {
+                committed.accepted += 1;
+                if let Some(end) = end {
+                    self.commit_end(entry.seat(), end, committed);
+                }
+                continue;
             }
             if self.is_stale(&entry) {
                 if token.is_some() {
@@ -74,147 +72,193 @@ impl Scheduler {
                 }
                 continue;
             }
-            self.confirm(at, &entry, token.is_some());
+            self.confirm(step, at, token.is_some());
             if let Some(token) = token {
                 committed.accepted += 1;
                 self.accept(entry.seat(), token as TokenId, now_us, committed);
             }
         }
+        self.flight.of_mut(step).clear();
         Ok(())
     }
 
-    /// The model failed: step `step` counts for nothing. Its requests go on from what was confirmed before.
+    /// The model failed: step `step` counts for nothing, nor does what a plan made since brings for its requests. They go on from
+    /// what was confirmed before.
     ///
     /// # Errors
     /// [`Error::WrongStep`].
     pub fn fail(&mut self, step: StepId) -> Result<()> {
         self.check_step(step)?;
-        self.flight.land();
+        let step = step.0;
+        self.flight.land(step);
         self.counters.failed_steps += 1;
-        self.pool.end_leases();
-        for at in 0..self.flight.entries.len() {
-            let entry = self.flight.entries[at];
+        self.pool.end_leases(step);
+        for at in 0..self.flight.of(step).entries.len() {
+            let entry = self.flight.of(step).entries[at];
             if self.is_stale(&entry) {
                 continue;
-            }
-            if self.flight.rare(&entry).copied && !mutant::is_on(Mutant::FailedCopyCounts) {
-                self.lose_copy(&entry);
             }
             if mutant::is_on(Mutant::NoRollbackOnFail) {
                 self.request_mut(entry.seat()).computed += entry.chunk() - usize::from(entry.samples);
             }
             self.note(entry.seat(), Reason::StepFailed { tokens: entry.chunk() as u32 });
-            self.withdraw(at, mutant::is_on(Mutant::KeepPendingOnFail));
+            if mutant::is_on(Mutant::FailLeavesNext) && step + 1 == self.request(entry.seat()).planned_in {
+                self.withdraw(step, at, false);
+                self.request_mut(entry.seat()).land(entry.chunk(), 0, entry.samples);
+                continue;
+            }
+            self.lose_flight(step, entry.seat());
         }
+        self.flight.of_mut(step).clear();
         Ok(())
     }
 
-    /// The request at `seat`, which the step in flight runs, is about to leave: whoever shares what it was writing goes back.
+    /// The request at `seat`, which steps in flight run, is about to leave: whoever shares what it was writing goes back.
     pub(crate) fn withdraw_writer(&mut self, seat: usize) {
-        let found = (0..self.flight.entries.len()).find(|&at| self.flight.entries[at].seat() == seat);
-        let at = found.expect("the step in flight runs it");
-        if !self.is_stale(&self.flight.entries[at]) {
-            self.withdraw(at, mutant::is_on(Mutant::KeepPendingOnAbort));
+        for step in self.flight.since(self.oldest_flight()) {
+            if let Some(at) = self.live_entry(step, seat) {
+                self.withdraw(step, at, mutant::is_on(Mutant::KeepPendingOnAbort));
+            }
         }
     }
 
-    /// Whether what the step in flight brings for this entry no longer counts.
+    /// Whether what its step brings for this entry no longer counts.
     pub(crate) fn is_stale(&self, entry: &Entry) -> bool {
         let Some(request) = self.seats[entry.seat()].as_ref() else { return true };
         if mutant::is_on(Mutant::ApplyStaleResult) {
-            return request.planned_in != self.steps;
+            return !request.has_epoch_of(entry.epoch);
         }
         request.epoch != entry.epoch
     }
 
-    /// Takes the pending keys of entry `at` away and puts everybody who shares one back to the blocks that were published when it
-    /// was admitted. Sharers come behind their writers, so one walk finds sharers of sharers too.
-    fn withdraw(&mut self, at: usize, publish_instead: bool) {
-        for pending in self.flight.rare(&self.flight.entries[at]).pending {
-            let block = self.flight.pending[pending];
+    /// The entry of step `step` for the request at `seat`, if it counts.
+    pub(crate) fn live_entry(&self, step: u64, seat: usize) -> Option<usize> {
+        self.flight.of(step).entries.iter().position(|entry| entry.seat() == seat && !self.is_stale(entry))
+    }
+
+    fn oldest_flight(&self) -> u64 {
+        self.flight.oldest().map_or(u64::MAX, |step| step.0)
+    }
+
+    /// What step `first`, which ended in this call, and those in flight behind it bring for the request at `seat` does not count. Nobody
+    /// relies on it, nor on rows that they were to copy.
+    fn lose_flight(&mut self, first: u64, seat: usize) {
+        for step in self.flight.since(first) {
+            let Some(at) = self.live_entry(step, seat) else { continue };
+            let flight = self.flight.of(step);
+            let (entry, rare) = (flight.entries[at], flight.rare(&flight.entries[at]));
+            if rare.copied && !mutant::is_on(Mutant::FailedCopyCounts) {
+                self.lose_copy(&entry, rare.partial);
+            }
+            self.withdraw(step, at, mutant::is_on(Mutant::KeepPendingOnFail));
+        }
+        let request = self.request_mut(seat);
+        request.forget_flight();
+        // It may have been forked at the row to which it goes back.
+        request.asks_to_write = true;
+    }
+
+    /// Takes the pending keys of entry `at` of step `step` away and puts everybody who shares one back to the blocks that were published
+    /// when it was admitted. Sharers come behind their writers, so one walk finds sharers of sharers too.
+    fn withdraw(&mut self, step: u64, at: usize, publish_instead: bool) {
+        let flight = self.flight.of(step);
+        for pending in flight.rare(&flight.entries[at]).pending {
+            let block = self.flight.of(step).pending[pending];
             if publish_instead {
                 self.pool.publish(block).expect("a block of this pool");
             } else {
                 self.pool.withdraw(block).expect("a block of this pool");
             }
         }
-        self.put_back_sharers(at + 1);
+        self.put_back_sharers(step, at + 1);
     }
 
-    fn put_back_sharers(&mut self, from: usize) {
+    fn put_back_sharers(&mut self, first: u64, from: usize) {
         if mutant::is_on(Mutant::SharerNotReset) {
             return;
         }
-        for at in from..self.flight.entries.len() {
-            let entry = self.flight.entries[at];
-            let shared = self.flight.rare(&entry).shared;
-            if shared.is_empty() || self.is_stale(&entry) {
-                continue;
-            }
-            let lost = |&block: &BlockId| block != BlockId::NULL && self.pool.index().state(block) == KeyState::Unnamed;
-            let tables = self.request(entry.seat()).tables();
-            let is_lost = tables.flat_map(|table| &table.blocks()[shared.clone()]).any(lost);
-            if is_lost {
-                self.put_back(&entry);
+        for step in self.flight.since(first) {
+            for at in if step == first { from } else { 0 }..self.flight.of(step).entries.len() {
+                let entry = self.flight.of(step).entries[at];
+                let shared = self.flight.of(step).rare(&entry).shared;
+                if shared.is_empty() || self.is_stale(&entry) {
+                    continue;
+                }
+                let lost =
+                    |&block: &BlockId| block != BlockId::NULL && self.pool.index().state(block) == KeyState::Unnamed;
+                let tables = self.request(entry.seat()).tables();
+                let is_lost = tables.flat_map(|table| &table.blocks()[shared.clone()]).any(lost);
+                if is_lost {
+                    self.put_back(step, entry.seat(), shared.start);
+                }
             }
         }
     }
 
-    /// Cuts a sharer's tables back to the hits that were published, or to nothing if a window needs more than they name, and drops
-    /// what the step in flight brings for it.
-    fn put_back(&mut self, entry: &Entry) {
-        let rare = self.flight.rare(entry);
-        for pending in rare.pending {
-            self.pool.withdraw(self.flight.pending[pending]).expect("a block of this pool");
+    /// Cuts a sharer's tables back to the `kept` hits that were published, or to nothing if a window needs more than they name, and drops
+    /// what step `first` and those behind it bring for it.
+    fn put_back(&mut self, first: u64, seat: usize, kept: usize) {
+        for step in self.flight.since(first) {
+            let Some(at) = self.live_entry(step, seat) else { continue };
+            let flight = self.flight.of(step);
+            for pending in flight.rare(&flight.entries[at]).pending {
+                self.pool.withdraw(self.flight.of(step).pending[pending]).expect("a block of this pool");
+            }
         }
         let size = self.block_size;
-        let kept = self.length_in_sight(entry.seat(), rare.shared.start);
+        let kept = self.length_in_sight(seat, kept);
         let kept = if mutant::is_on(Mutant::PutBackToStart) { 0 } else { kept };
-        let request = self.seats[entry.seat()].as_mut().expect("a seat in use");
+        let request = self.seats[seat].as_mut().expect("a seat in use");
         let lost = request.computed - kept * size.tokens();
         request.computed = kept * size.tokens();
         request.published = kept;
-        request.epoch += 1;
+        request.forget_flight();
         if request.num_outputs() == 0 && request.preemptions == 0 {
             // These tokens will be computed after all.
             request.cached = Some(kept * size.tokens());
             self.counters.prefix_hits -= lost as u64;
         }
-        self.timelines.note(entry.seat(), request.id, self.steps, Reason::PutBack { tokens: lost as u32 });
+        self.timelines.note(seat, request.id, self.steps, Reason::PutBack { tokens: lost as u32 });
         let rest = request.cut(kept);
-        let in_flight = self.flight.runs(request.planned_in);
-        let when = self.when_free(in_flight, rest.blocks());
+        let planned_in = request.planned_in;
+        let when = self.when_free(planned_in, rest.blocks());
         self.pool.release(rest, when);
     }
 
-    /// The rows of entry `at` are computed. Without the token that was due, its last row is not: it is planned again.
-    fn confirm(&mut self, at: usize, entry: &Entry, has_token: bool) {
+    /// The rows of entry `at` of step `step` are computed. Without the token that was due, its last row is not: it is planned again, and
+    /// what a later step brings for it does not count.
+    fn confirm(&mut self, step: u64, at: usize, has_token: bool) {
         let size = self.block_size;
-        let kept = if entry.samples && !has_token { entry.chunk() - 1 } else { entry.chunk() };
+        let flight = self.flight.of(step);
+        let (entry, all_pending) = (flight.entries[at], flight.rare(&flight.entries[at]).pending);
+        let is_missing = entry.samples && !has_token;
+        let kept = entry.chunk() - usize::from(is_missing);
         let request = self.seats[entry.seat()].as_mut().expect("a seat in use");
-        request.computed += kept + usize::from(mutant::is_on(Mutant::CountOneTooMany));
+        request.land(entry.chunk(), kept + usize::from(mutant::is_on(Mutant::CountOneTooMany)), entry.samples);
         let end = entry.start() + kept;
+        let is_ahead = request.in_flight().0 > 0;
         let mut withdrawn = false;
-        let all_pending = self.flight.rare(entry).pending;
-        if all_pending.is_empty() {
-            return;
-        }
-        let begun = size.full_blocks(entry.start());
-        for pending in all_pending.clone() {
-            let block = self.flight.pending[pending];
-            let number = begun + (pending - all_pending.start) / self.groups.len();
-            if (number + 1) * size.tokens() <= end || mutant::is_on(Mutant::PublishPartial) {
-                self.pool.publish(block).expect("a block of this pool");
-                self.request_mut(entry.seat()).published = number + 1;
-            } else {
-                self.pool.withdraw(block).expect("a block of this pool");
-                withdrawn = true;
+        if !all_pending.is_empty() {
+            let begun = size.full_blocks(entry.start());
+            for pending in all_pending.clone() {
+                let block = self.flight.of(step).pending[pending];
+                let number = begun + (pending - all_pending.start) / self.groups.len();
+                if (number + 1) * size.tokens() <= end || mutant::is_on(Mutant::PublishPartial) {
+                    self.pool.publish(block).expect("a block of this pool");
+                    self.request_mut(entry.seat()).published = number + 1;
+                } else {
+                    self.pool.withdraw(block).expect("a block of this pool");
+                    withdrawn = true;
+                }
             }
+            let published = self.request(entry.seat()).published;
+            self.note_published(entry.seat(), begun..published.max(begun));
         }
-        let published = self.request(entry.seat()).published;
-        self.note_published(entry.seat(), begun..published.max(begun));
         if withdrawn {
-            self.put_back_sharers(at + 1);
+            self.put_back_sharers(step, at + 1);
+        }
+        if is_missing && is_ahead {
+            self.lose_flight(step + 1, entry.seat());
         }
     }
 
@@ -225,8 +269,14 @@ impl Scheduler {
             self.counters.first_token_us_sum = self.counters.first_token_us_sum.saturating_add(took_us);
             self.timelines.note(seat, request.id, self.steps, Reason::FirstToken {});
         }
-        let Some(end) = request.push(token) else { return };
-        self.commit_end(seat, end, committed);
+        let end = request.push(token);
+        if mutant::is_on(Mutant::WastedTokenShown) && request.in_flight().0 > 0 && end == Some(End::Stop) {
+            return;
+        }
+        match end {
+            Some(end) => self.commit_end(seat, end, committed),
+            None => self.name_late(seat),
+        }
     }
 
     /// One row and one token of a decode that completes no block, from the request's own lines; the end that it brings. `None` if it
@@ -234,30 +284,34 @@ impl Scheduler {
     #[inline]
     fn commit_ordinary(&mut self, entry: &Entry, token: TokenId) -> Option<Option<End>> {
         let request = self.seats[entry.seat()].as_mut()?;
-        if request.epoch != entry.epoch || request.is_watched() {
+        if request.epoch != entry.epoch || request.is_watched() || mutant::is_on(Mutant::WastedTokenShown) {
             return None;
         }
-        request.computed += entry.chunk() + usize::from(mutant::is_on(Mutant::CountOneTooMany));
+        let kept = entry.chunk() + usize::from(mutant::is_on(Mutant::CountOneTooMany));
+        request.land(entry.chunk(), kept, true);
         Some(request.push(token))
     }
 
     fn commit_end(&mut self, seat: usize, end: End, committed: &mut Committed) {
         committed.ended.push([self.request(seat).id.0 as i64, end as i64]);
+        if self.request(seat).in_flight().0 > 0 {
+            self.withdraw_writer(seat);
+        }
         self.stop_running(seat);
         self.end(seat, end);
     }
 
     fn check_step(&self, given: StepId) -> Result<()> {
-        if self.flight.step == Some(given) {
+        let expected = self.flight.oldest();
+        if expected == Some(given) {
             return Ok(());
         }
-        Err(Error::WrongStep { given, expected: self.flight.step })
+        Err(Error::WrongStep { given, expected })
     }
 
-    fn check_samples(&self, tokens: &[i64], starts: &[i64]) -> Result<()> {
+    fn check_samples(&self, samples: usize, tokens: &[i64], starts: &[i64]) -> Result<()> {
         let invalid =
             |field, value: i64, bound: String| Err(Error::InvalidInput { field, value: i128::from(value), bound });
-        let samples = self.draft.sample_rows.len();
         if starts.len() != samples + 1 {
             return invalid(
                 "starts",

@@ -3,6 +3,7 @@
 use crate::block_hash::{Algorithm, BlockHasher};
 use crate::block_size::BlockSize;
 use crate::error::{Error, Result};
+use crate::flight::MAX_DEPTH;
 use crate::free_queue::MAX_BLOCKS;
 use crate::group::{self, GroupSpec};
 use crate::queue_rules::QueueRules;
@@ -27,6 +28,8 @@ pub struct Config {
     pub max_waiting: u32,
     /// Tokens that one request may prefill in a step; 0 is no limit but the budget.
     pub long_prefill_threshold: u32,
+    /// Plans made before the oldest step in flight is committed, it included: 1, or 2 to make the next plan while the model runs.
+    pub overlap_depth: u32,
     /// A request preempted this often is taken only when there is no other victim.
     pub max_preemptions: u32,
     /// The layers' groups, each with its own tables over the one pool.
@@ -70,6 +73,7 @@ impl Config {
             max_waiting: 4096,
             long_prefill_threshold: 0,
             max_preemptions: 16,
+            overlap_depth: 1,
             groups: vec![GroupSpec::FULL],
             enable_prefix_caching: true,
             hash_algorithm: Algorithm::DEFAULT,
@@ -104,6 +108,7 @@ impl Config {
         at_most("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 22)?;
         at_most("max_waiting", self.max_waiting, 1, 1 << 24)?;
         at_most("long_prefill_threshold", self.long_prefill_threshold, 0, 1 << 27)?;
+        at_most("overlap_depth", self.overlap_depth, 1, MAX_DEPTH)?;
         at_most("event_buffer_size", self.event_buffer_size, 0, 1 << 24)?;
         at_most("pin_budget", self.pin_budget, 0, self.num_blocks - 1)?;
         shares::check(&self.domain_shares, self.num_blocks - 1)?;

@@ -38,15 +38,15 @@ impl Scheduler {
         if !self.request(seat).asks_to_write {
             return None;
         }
-        let computed = self.request(seat).computed;
+        let (computed, step) = (self.request(seat).next(), self.steps + 1);
         let (index, offset) = (self.block_size.full_blocks(computed), self.block_size.offset(computed));
         for group in 0..self.groups.len() {
             let table = self.seats[seat].as_mut().expect("a seat in use").table_of_mut(group);
-            let lease = if mutant::is_on(Mutant::CopyWithoutLease) { Release::Now } else { Release::Parked };
+            let lease = if mutant::is_on(Mutant::CopyWithoutLease) { Release::Now } else { Release::Until(step) };
             let made = self.pool.make_writable(table, index, lease).expect("a free block was counted for it");
             let Some(copy) = made else { continue };
             if !mutant::is_on(Mutant::CopyWithoutLease) {
-                self.flight.orphan(&[copy.source]);
+                self.flight.orphan(&[copy.source], step);
             }
             let rows = offset - usize::from(mutant::is_on(Mutant::CopyRowShort));
             let blocks = [copy.source.get() as i32, copy.target.get() as i32];
@@ -76,11 +76,11 @@ impl Scheduler {
     }
 
     /// The step that copied rows for `entry` failed: they may not be there, and are computed anew.
-    pub(crate) fn lose_copy(&mut self, entry: &Entry) {
-        let kept = self.length_in_sight(entry.seat(), self.block_size.full_blocks(entry.start()));
-        let partial = self.flight.rare(entry).partial;
+    pub(crate) fn lose_copy(&mut self, entry: &Entry, partial: usize) {
+        let first = entry.start().min(self.request(entry.seat()).computed);
+        let kept = self.length_in_sight(entry.seat(), self.block_size.full_blocks(first));
         let rows = kept * self.block_size.tokens();
-        self.go_back(entry.seat(), rows, false);
+        self.go_back(entry.seat(), rows);
         let request = self.seats[entry.seat()].as_mut().expect("a seat in use");
         if partial > 0 && request.num_outputs() == 0 && request.preemptions == 0 {
             // These tokens will be computed after all.
@@ -96,11 +96,11 @@ impl Scheduler {
         for (at, &seat) in self.idle_sharers.iter().enumerate() {
             let request = self.request(seat);
             let (index, partial) =
-                (self.block_size.full_blocks(request.computed), self.block_size.offset(request.computed));
-            empty += self.groups.len() * (request.table.len() * size - request.computed);
+                (self.block_size.full_blocks(request.next()), self.block_size.offset(request.next()));
+            empty += self.groups.len() * (request.table.len() * size - request.next());
             for (group, block) in self.tail(seat).enumerate() {
                 let names = |&other: &usize| self.request(other).table_of(group).blocks().get(index) == Some(&block);
-                let rows = |&other: &usize| (self.request(other).computed - index * size).min(size);
+                let rows = |&other: &usize| (self.request(other).next() - index * size).min(size);
                 let most = self.running.iter().filter(|other| names(other)).map(rows).max().unwrap_or(partial);
                 let is_counted = self.idle_sharers[..at].iter().any(names);
                 let is_full = self.pool.index().state(block) == KeyState::Published;
@@ -110,6 +110,12 @@ impl Scheduler {
         self.counters.wasted_rows_sum += empty as u64;
     }
 
+    /// Whether rows of the last block of a request must be copied, and a step in flight fills that block: its commit comes first.
+    pub(crate) fn copy_is_written(&self, seat: usize) -> bool {
+        self.request(seat).asks_to_write
+            && self.tail(seat).any(|block| self.must_copy(block) && self.pool.index().state(block) == KeyState::Pending)
+    }
+
     fn must_copy(&self, block: BlockId) -> bool {
         self.pool.holders(block) > 1 || self.pool.index().state(block) == KeyState::Published
     }
@@ -117,8 +123,8 @@ impl Scheduler {
     /// The partial last block of a request in each group; none if its rows end with a block.
     fn tail(&self, seat: usize) -> impl Iterator<Item = BlockId> + '_ {
         let request = self.request(seat);
-        let index = self.block_size.full_blocks(request.computed);
-        let is_partial = self.block_size.offset(request.computed) > 0;
+        let index = self.block_size.full_blocks(request.next());
+        let is_partial = self.block_size.offset(request.next()) > 0;
         request.tables().take(if is_partial { usize::MAX } else { 0 }).map(move |table| table.blocks()[index])
     }
 }

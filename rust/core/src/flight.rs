@@ -1,13 +1,17 @@
-//! The step in flight: what it computes for whom, and which blocks it still names.
+//! The steps in flight: what they compute for whom, and which blocks they still name.
 //!
-//! Before: a plan fills it. After: commit or fail empties it. While a step is in flight, a block that it names cannot be handed
-//! out (design 14), and its results count only for requests whose epoch is still the one of the plan.
+//! Before: a plan fills one. After: commit or fail empties it, the older one first. While a step is in flight, a block that it names
+//! cannot be handed out (design 14), and its results count only for requests whose epoch is still the one of the plan.
 
+use std::fmt;
 use std::ops::Range;
 
 use crate::ids::{BlockId, StepId};
 
-/// What the step in flight computes for one request.
+/// Steps in flight at most.
+pub const MAX_DEPTH: u32 = 2;
+
+/// What a step computes for one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub epoch: u64,
@@ -65,29 +69,28 @@ pub(crate) struct Rare {
     pub shared: Range<usize>,
 }
 
-/// The step in flight, if there is one.
+/// One step: in flight, being planned, or over and empty.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    pub step: Option<StepId>,
     /// In the order of the plan: who shares a pending block comes behind its writer.
     pub entries: Vec<Entry>,
     rare: Vec<Rare>,
     /// Blocks whose last row the step writes.
     pub pending: Vec<BlockId>,
-    /// Blocks that the step names and that left their table since.
+    /// Entries of the plan's `sample_rows`.
+    pub samples: usize,
+    /// Blocks that left their table while this step was the last to name them.
     orphans: Vec<BlockId>,
-    is_orphan: Box<[bool]>,
 }
 
 impl Flight {
-    pub fn new(num_blocks: u32, rows: usize) -> Self {
+    fn new(rows: usize) -> Self {
         Flight {
-            step: None,
             entries: Vec::with_capacity(rows),
             rare: Vec::with_capacity(rows),
             pending: Vec::with_capacity(rows),
+            samples: 0,
             orphans: Vec::new(),
-            is_orphan: vec![false; num_blocks as usize].into(),
         }
     }
 
@@ -106,38 +109,112 @@ impl Flight {
         &mut self.rare[entry.rare as usize]
     }
 
-    /// Whether the step in flight runs what was last planned in step `planned_in`.
+    /// Forgets everything but orphans.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.rare.clear();
+        self.pending.clear();
+        self.samples = 0;
+    }
+}
+
+/// The steps in flight, by number: every other one shares its memory.
+pub(crate) struct Flights {
+    steps: [Flight; MAX_DEPTH as usize],
+    /// Every step up to this one has ended.
+    landed: u64,
+    /// The last plan, made or under way.
+    newest: u64,
+    /// For each block the steps that orphaned it: a bit for even numbers, one for odd ones.
+    is_orphan: Box<[u8]>,
+}
+
+impl fmt::Debug for Flights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.in_flight().map(|step| (step, self.of(step)))).finish()
+    }
+}
+
+impl Flights {
+    pub fn new(num_blocks: u32, rows: usize) -> Self {
+        let is_orphan = vec![0; num_blocks as usize].into();
+        Flights { steps: std::array::from_fn(|_| Flight::new(rows)), landed: 0, newest: 0, is_orphan }
+    }
+
+    /// Step `step`, which is in flight or being planned, or ended in this call.
+    pub fn of(&self, step: u64) -> &Flight {
+        &self.steps[(step % u64::from(MAX_DEPTH)) as usize]
+    }
+
+    /// The same, to change it.
+    pub fn of_mut(&mut self, step: u64) -> &mut Flight {
+        &mut self.steps[(step % u64::from(MAX_DEPTH)) as usize]
+    }
+
+    /// Steps in flight from `first` on, or `first` itself if it ended in this call.
+    pub fn since(&self, first: u64) -> impl Iterator<Item = u64> + use<> {
+        let newest = self.newest;
+        first..=newest
+    }
+
+    /// Steps in flight, the oldest first, and the plan under way if it runs something so far.
+    pub fn in_flight(&self) -> impl Iterator<Item = u64> + '_ {
+        self.since(self.landed + 1).filter(|&step| !self.of(step).entries.is_empty())
+    }
+
+    /// The oldest step in flight.
+    pub fn oldest(&self) -> Option<StepId> {
+        self.in_flight().next().map(StepId)
+    }
+
+    /// Whether a step in flight runs, or the plan under way, what was last planned in step `planned_in`.
     pub fn runs(&self, planned_in: u64) -> bool {
-        self.step == Some(StepId(planned_in))
+        planned_in > self.landed
     }
 
-    /// Whether `block` left its table while the step in flight named it.
-    pub fn is_orphan(&self, block: BlockId) -> bool {
-        self.is_orphan[block.index()]
-    }
-
-    /// `blocks` leave a table that the step in flight names.
-    pub fn orphan(&mut self, blocks: &[BlockId]) {
-        for &block in blocks {
-            if !std::mem::replace(&mut self.is_orphan[block.index()], true) {
-                self.orphans.push(block);
+    /// The last step that has not ended and that named `block` when it left its table; 0 if there is none.
+    pub fn orphaned_until(&self, block: BlockId) -> u64 {
+        match self.is_orphan[block.index()] {
+            0 => 0,
+            bits => {
+                let next = self.landed + 1;
+                if bits >> (next + 1) % 2 & 1 == 1 { next + 1 } else { next }
             }
         }
     }
 
-    /// The step has ended: it names nothing any more. What it computed is still here.
-    pub fn land(&mut self) {
-        self.step = None;
-        for block in self.orphans.drain(..) {
-            self.is_orphan[block.index()] = false;
+    /// Whether `block` left its table while a step that has not ended named it.
+    pub fn is_orphan(&self, block: BlockId) -> bool {
+        self.is_orphan[block.index()] > 0
+    }
+
+    /// `blocks` leave a table that step `step`, and none behind it, names.
+    pub fn orphan(&mut self, blocks: &[BlockId], step: u64) {
+        let bit = 1 << (step % 2);
+        for &block in blocks {
+            let bits = &mut self.is_orphan[block.index()];
+            if *bits & bit == 0 {
+                *bits |= bit;
+                self.steps[(step % 2) as usize].orphans.push(block);
+            }
         }
     }
 
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        self.land();
-        self.entries.clear();
-        self.rare.clear();
-        self.pending.clear();
+    /// Makes room for plan number `step`. If nothing is in flight, all before it have ended.
+    pub fn begin(&mut self, step: u64) {
+        if self.oldest().is_none() {
+            self.landed = step - 1;
+        }
+        self.newest = step;
+        self.of_mut(step).clear();
+    }
+
+    /// Step `step`, the oldest, has ended: it names nothing any more. What it computed is still here.
+    pub fn land(&mut self, step: u64) {
+        self.landed = step;
+        let bit = 1 << (step % 2);
+        for block in self.steps[(step % 2) as usize].orphans.drain(..) {
+            self.is_orphan[block.index()] &= !bit;
+        }
     }
 }

@@ -78,8 +78,10 @@ impl Scheduler {
         self.running.insert(at, seat_of_child);
         self.untold.push((seat_of_child, id));
         self.counters.forks += 1;
-        if let Some(at) = self.flight.entries.iter().position(|entry| entry.seat() == seat) {
-            self.flight.rare_mut(at).forked = true;
+        for step in self.flight.in_flight().collect::<Vec<_>>() {
+            if let Some(at) = self.live_entry(step, seat) {
+                self.flight.of_mut(step).rare_mut(at).forked = true;
+            }
         }
         Ok(id)
     }
@@ -108,15 +110,18 @@ impl Scheduler {
             let cut = table.blocks().iter().skip(self.block_size.blocks_for(rows));
             cut.filter(|&&block| block != BlockId::NULL).try_for_each(|&block| self.pool.may_release(block))?;
         }
-        let in_flight = self.flight.runs(self.request(seat).planned_in);
-        if in_flight {
+        if self.flight.runs(self.request(seat).planned_in) {
             self.withdraw_writer(seat);
         }
         let (size, max_model_len) = (self.block_size, self.config.max_model_len as usize);
         let request = self.seats[seat].as_mut().expect("a seat in use");
         request.keep_tokens(num_tokens, size.full_blocks(num_tokens), max_model_len);
-        request.epoch += u64::from(!mutant::is_on(Mutant::TruncateKeepsEpoch));
-        self.go_back(seat, rows, in_flight);
+        if mutant::is_on(Mutant::TruncateKeepsEpoch) {
+            request.forget_rows_in_flight();
+        } else {
+            request.forget_flight();
+        }
+        self.go_back(seat, rows);
         self.note(seat, Reason::Truncated { tokens: saturated(num_tokens as u64) });
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let need = self.groups.need(request.computed, request.table.len(), request.num_tokens()) as u32;
@@ -131,31 +136,32 @@ impl Scheduler {
 
     /// Rows of a request that no step in flight can take back.
     fn confirmed(&self, seat: usize) -> usize {
-        let request = self.request(seat);
-        let own = |entry: &&crate::flight::Entry| entry.seat() == seat;
-        let entry = self.flight.entries.iter().find(own);
-        let Some(entry) = entry.filter(|entry| self.flight.runs(request.planned_in) && !self.is_stale(entry)) else {
-            return request.computed;
-        };
-        let rare = self.flight.rare(entry);
-        let blocks = match (rare.shared.is_empty(), rare.copied) {
-            _ if mutant::is_on(Mutant::ForkUnconfirmed) => return request.computed,
-            (false, _) => rare.shared.start,
-            (true, true) => self.block_size.full_blocks(entry.start()),
-            (true, false) => return request.computed,
-        };
-        self.length_in_sight(seat, blocks) * self.block_size.tokens()
+        let computed = self.request(seat).computed;
+        for step in self.flight.in_flight() {
+            let Some(at) = self.live_entry(step, seat) else { continue };
+            let entry = self.flight.of(step).entries[at];
+            let rare = self.flight.of(step).rare(&entry);
+            let blocks = match (rare.shared.is_empty(), rare.copied) {
+                _ if mutant::is_on(Mutant::ForkUnconfirmed) => return computed,
+                (false, _) => rare.shared.start,
+                (true, true) => self.block_size.full_blocks(entry.start().min(computed)),
+                (true, false) => continue,
+            };
+            return self.length_in_sight(seat, blocks) * self.block_size.tokens();
+        }
+        computed
     }
 
-    /// The first `rows` rows of a request are computed; it gives back the blocks behind them.
-    pub(crate) fn go_back(&mut self, seat: usize, rows: usize, in_flight: bool) {
+    /// The first `rows` rows of a request are computed; it gives back the blocks behind them. Nothing that is in flight for it counts.
+    pub(crate) fn go_back(&mut self, seat: usize, rows: usize) {
         let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         request.computed = rows;
         request.published = request.published.min(size.full_blocks(rows));
         request.asks_to_write = size.offset(rows) > 0;
         let rest = request.cut(size.blocks_for(rows).min(request.table.len()));
-        let when = self.when_free(in_flight, rest.blocks());
+        let planned_in = request.planned_in;
+        let when = self.when_free(planned_in, rest.blocks());
         self.pool.release(rest, when);
     }
 

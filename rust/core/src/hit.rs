@@ -162,6 +162,7 @@ mod tests {
             max_waiting: 1,
             long_prefill_threshold: 0,
             max_preemptions: 1,
+            overlap_depth: 1,
             groups: specs.to_vec(),
             enable_prefix_caching: true,
             hash_algorithm: Algorithm::DEFAULT,

@@ -24,6 +24,14 @@ macro_rules! mutants {
 mutants! {
     /// The last block of a finished request keeps its holder.
     LeakBlockOnFinish = "leak_block_on_finish",
+    /// The end of one step ends the leases of the next one too.
+    LeasesEndTogether = "leases_end_together",
+    /// A stop token that comes while the next step is in flight ends nothing.
+    WastedTokenShown = "wasted_token_shown",
+    /// A block gets its key from a plan that does not know its last token.
+    KeyBeforeToken = "key_before_token",
+    /// What the next step brings counts although the one before it failed.
+    FailLeavesNext = "fail_leaves_next",
     /// The last block of a released list, if it is published, enters no queue.
     LostBlock = "lost_block",
     /// A released list is released twice.

@@ -61,8 +61,9 @@ impl Scheduler {
         }
         let mut table = BlockTable::new();
         self.pool.share(&mut table, hit.source).expect("found in this very call");
-        self.flight.orphan(&[hit.source]);
-        self.pool.release(table, Release::Parked);
+        let step = self.steps + 1;
+        self.flight.orphan(&[hit.source], step);
+        self.pool.release(table, Release::Until(step));
     }
 
     /// Tells the plan to copy a partial hit into the first block behind the full ones.

@@ -118,7 +118,7 @@ impl Scheduler {
             return Err(Error::InvalidInput { field: "pin", value: i128::from(id), bound });
         };
         if !mutant::is_on(Mutant::UnpinKeepsHolder) {
-            let when = self.when_free(false, table.blocks());
+            let when = self.when_free(0, table.blocks());
             self.pool.release(table, when);
         }
         Ok(())

@@ -138,6 +138,7 @@ pub struct Draft {
     pub(crate) seq_lens: Vec<i32>,
     pub(crate) token_ids: Vec<i32>,
     pub(crate) positions: Vec<i32>,
+    pub(crate) token_sources: Vec<i32>,
     /// Slots in the first group.
     pub(crate) slots: Vec<i64>,
     /// Slots in the groups behind it.
@@ -165,6 +166,7 @@ impl Draft {
             seq_lens: Vec::with_capacity(rows),
             token_ids: Vec::with_capacity(tokens),
             positions: Vec::with_capacity(tokens),
+            token_sources: Vec::with_capacity(tokens),
             slots: Vec::with_capacity(tokens),
             other_slots: (1..config.groups.len()).map(|_| Vec::with_capacity(tokens)).collect(),
             sample_rows: Vec::with_capacity(rows),
@@ -186,6 +188,7 @@ impl Draft {
         self.seq_lens.clear();
         self.token_ids.clear();
         self.positions.clear();
+        self.token_sources.clear();
         self.slots.clear();
         self.other_slots.iter_mut().for_each(Vec::clear);
         self.sample_rows.clear();
@@ -220,8 +223,7 @@ impl Draft {
         put(halves, &layout.sample_rows, &self.sample_rows);
         put(halves, &layout.token_ids, &self.token_ids);
         put(halves, &layout.positions, &self.positions);
-        let sources = layout.token_sources.start;
-        halves[sources..sources + self.token_ids.len()].fill(-1);
+        put(halves, &layout.token_sources, &self.token_sources);
         put(halves, &layout.dirty, self.dirty.as_flattened());
         put(halves, &layout.dirty_ids, &self.dirty_ids);
         put(halves, &layout.copies, self.copies.as_flattened());

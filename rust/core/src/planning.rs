@@ -6,7 +6,6 @@
 use crate::error::{Error, Result};
 use crate::events::Content;
 use crate::flight::Entry;
-use crate::ids::StepId;
 use crate::mutant::{self, Mutant};
 use crate::plan::{PlanMemory, Sizes, TableShape};
 use crate::preemption::Growth;
@@ -18,17 +17,20 @@ impl Scheduler {
     /// Chooses the next step and writes it to `memory`, which must be the one that the last plan did not use.
     ///
     /// # Errors
-    /// [`Error::StepInFlight`]; [`Error::Stalled`] if runnable work cannot move although nothing is in flight. A request for which a step
+    /// [`Error::StepInFlight`] if `overlap_depth` plans were made since the oldest step in flight, it included; [`Error::Stalled`] if runnable work cannot move although nothing is in flight. A request for which a step
     /// of its admission or growth is refused is left as it was, for the next plan; that refusal is the error if the plan has nothing else.
     pub fn plan(&mut self, now_us: u64, memory: PlanMemory<'_>) -> Result<Sizes> {
-        if let Some(step) = self.flight.step {
+        let number = self.steps + 1;
+        if let Some(step) = self.flight.oldest()
+            && number - step.0 >= u64::from(self.config.overlap_depth)
+        {
             return Err(Error::StepInFlight { step });
         }
         let shape = TableShape::new(&self.config);
         // This memory has not seen what the last plan changed.
         self.draft.apply_to_tables(shape, memory.tables);
         self.draft.clear();
-        self.flight.clear();
+        self.flight.begin(number);
         self.pool.expire(now_us);
         self.timelines.tell_time(now_us);
         self.frontier.clear();
@@ -74,15 +76,19 @@ impl Scheduler {
         let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let Place::Running(row) = request.place else { unreachable!("only running requests are scheduled") };
-        let (start, end) = (request.computed, request.computed + chunk);
+        let (start, end) = (request.next(), request.next() + chunk);
+        let (token, source) = request.next_token();
+        let samples = end == request.num_tokens_to_come();
         let draft = &mut self.draft;
         draft.seq_slots.push(row.index() as i32);
         draft.seq_lens.push(end as i32);
-        if chunk == 1 && end == request.num_tokens() {
-            draft.token_ids.push(request.newest as i32);
+        if chunk == 1 && samples {
+            draft.token_ids.push(token as i32);
+            draft.token_sources.push(source);
         } else {
             request.settle();
             draft.token_ids.extend(request.tokens()[start..end].iter().map(|&token| token as i32));
+            draft.token_sources.resize(draft.token_ids.len(), -1);
         }
         draft.positions.extend(start as i32..end as i32);
         draft.slots.extend((start..end).map(|position| request.table.slot(position, size)));
@@ -100,50 +106,62 @@ impl Scheduler {
         }
         let tokens = draft.token_ids.len();
         draft.query_starts.push(tokens as i32);
-        let samples = end == request.num_tokens();
+        let sample = samples.then_some(draft.sample_rows.len());
         if samples {
             draft.sample_rows.push(tokens as i32 - 1);
             draft.sample_requests.push(request.id.0 as i64);
         }
-        request.planned_in = self.steps + 1;
+        let step = self.steps + 1;
+        let flight = self.flight.of_mut(step);
+        let entry = flight.entries.len();
+        request.fly(step, entry, chunk, sample);
         self.counters.wasted_rows_sum += (self.groups.len() * (request.table.len() * size.tokens() - end)) as u64;
         let (copied, partial) = (std::mem::take(&mut self.copied), std::mem::take(&mut self.partial_rows));
-        self.flight.entries.push(Entry::new(seat, request.epoch, start, chunk, samples));
+        flight.entries.push(Entry::new(seat, request.epoch, start, chunk, samples));
         if samples && chunk == 1 {
             let at_end = if mutant::is_on(Mutant::PublishPartial) { size.tokens() } else { self.rows_at_end };
             request.foresee(start, size, at_end);
         }
         if copied || !shared.is_empty() {
-            let rare = self.flight.rare_mut(self.flight.entries.len() - 1);
+            let rare = flight.rare_mut(entry);
             (rare.copied, rare.partial, rare.shared) = (copied, partial, shared);
         }
-        if self.config.enable_prefix_caching {
-            self.name_completed(seat, start, end);
+        if !self.config.enable_prefix_caching {
+            return;
         }
+        if source >= 0 && chunk == 1 && !mutant::is_on(Mutant::KeyBeforeToken) {
+            // The commit that brings the token names the block that it completes.
+            if size.offset(end) == 0 {
+                request.watch();
+            }
+            return;
+        }
+        self.name_completed(seat, start, end);
     }
 
     /// Adds the running requests from position `at` on, as long as each decodes inside a block of its own and there is budget: one token
     /// for each, from two cache lines of each. The position of the first that needs a closer look.
     fn schedule_decodes(&mut self, at: usize, budget: &mut usize) -> usize {
         let (step, at_end) = (self.steps + 1, self.rows_at_end);
-        let draft = &mut self.draft;
+        let (draft, entries) = (&mut self.draft, &mut self.flight.of_mut(step).entries);
         let mut tokens = draft.token_ids.len() as i32;
         let mut wasted = 0;
         let mut count = 0;
         for &seat in self.running[at..].iter().take(*budget) {
             let Some(request) = &mut self.seats[seat] else { break };
             let Some(next) = request.next_row() else { break };
-            request.planned_in = step;
+            request.fly(step, entries.len(), 1, Some(draft.sample_rows.len()));
             draft.seq_slots.push(next.row.index() as i32);
             draft.seq_lens.push(next.position as i32 + 1);
             draft.token_ids.push(next.token as i32);
+            draft.token_sources.push(next.source);
             draft.positions.push(next.position as i32);
             draft.slots.push(next.slot);
             draft.sample_rows.push(tokens);
             draft.sample_requests.push(next.id.0 as i64);
             tokens += 1;
             draft.query_starts.push(tokens);
-            self.flight.entries.push(Entry::new(seat, next.epoch, next.position, 1, true));
+            entries.push(Entry::new(seat, next.epoch, next.position, 1, true));
             wasted += next.room + at_end - 1;
             count += 1;
         }
@@ -165,14 +183,44 @@ impl Scheduler {
         }
         request.settle();
         let next = full;
+        if request.keys.len() < full && full * size.tokens() > request.num_tokens() {
+            // Only with the fault that names a block before its last token is known.
+            request.guess_key(&mut self.hasher, full * size.tokens());
+        }
         if request.keys.len() < full {
             request.extend_keys(&mut self.hasher, full * size.tokens());
         }
         if mutant::is_on(Mutant::PublishPartial) {
             full = size.blocks_for(end).min(request.keys.len());
         }
-        let first = self.flight.pending.len();
-        for at in begun..full {
+        self.name_blocks(seat, begun..full);
+        let request = self.seats[seat].as_ref().expect("a seat in use");
+        if let Some(&next) = request.keys.get(next) {
+            self.frontier.insert_unique(next.short(), next, |key| key.short());
+        }
+    }
+
+    /// The token that has just come for the request at `seat` may complete the key of the block that the step in flight fills.
+    pub(crate) fn name_late(&mut self, seat: usize) {
+        let size = self.block_size;
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        let end = request.next();
+        let is_due = request.in_flight().0 > 0 && end == request.num_tokens() && size.offset(end) == 0;
+        if !is_due || !self.config.enable_prefix_caching || request.is_mixed || mutant::is_on(Mutant::KeyBeforeToken) {
+            return;
+        }
+        request.extend_keys(&mut self.hasher, end);
+        let full = size.full_blocks(end);
+        self.name_blocks(seat, full - 1..full);
+    }
+
+    /// Blocks `numbers` of the request at `seat` are filled by the last step that runs it: their keys, which are made, are pending.
+    fn name_blocks(&mut self, seat: usize, numbers: std::ops::Range<usize>) {
+        let size = self.block_size;
+        let request = self.seats[seat].as_ref().expect("a seat in use");
+        let (step, entry) = (request.planned_in, request.entry as usize);
+        let first = self.flight.of(step).pending.len();
+        for at in numbers {
             let request = self.seats[seat].as_ref().expect("a seat in use");
             for (group, table) in request.tables().enumerate() {
                 let (block, key) = (table.blocks()[at], request.keys[at].in_group(group));
@@ -187,7 +235,7 @@ impl Scheduler {
                     let parent = at.checked_sub(1).map(|before| request.keys[before].in_group(group));
                     self.pool.describe(block, key, Content { parent, tokens, group: group as u8 });
                 }
-                self.flight.pending.push(block);
+                self.flight.of_mut(step).pending.push(block);
             }
             self.remember_block(seat, at);
             if mutant::is_on(Mutant::PublishAtPlan) {
@@ -196,13 +244,10 @@ impl Scheduler {
                 }
             }
         }
-        let request = self.seats[seat].as_ref().expect("a seat in use");
-        if self.flight.pending.len() > first {
-            let pending = first..self.flight.pending.len();
-            self.flight.rare_mut(self.flight.entries.len() - 1).pending = pending;
-        }
-        if let Some(&next) = request.keys.get(next) {
-            self.frontier.insert_unique(next.short(), next, |key| key.short());
+        let flight = self.flight.of_mut(step);
+        if flight.pending.len() > first {
+            let pending = first..flight.pending.len();
+            flight.rare_mut(entry).pending = pending;
         }
     }
 
@@ -221,7 +266,7 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            match self.grow(at, self.request(seat).computed + chunk) {
+            match self.grow(at, self.request(seat).next() + chunk) {
                 Growth::Fits => {
                     self.schedule(seat, chunk, 0..0);
                     *budget -= chunk;
@@ -229,7 +274,9 @@ impl Scheduler {
                     at = if mutant::is_on(Mutant::PreemptEqual) { self.rank_in_running(seat) } else { at };
                     at += 1;
                 }
-                Growth::NoVictim { .. } if at == 0 && !mutant::leaves_lone_requests() => {
+                Growth::NoVictim { .. }
+                    if at == 0 && self.flight.oldest().is_none() && !mutant::leaves_lone_requests() =>
+                {
                     self.stop_running(seat);
                     self.end(seat, End::Capacity);
                 }
@@ -274,7 +321,7 @@ impl Scheduler {
             self.idle_sharers.push(seat);
             return;
         }
-        let empty = request.table.len() * self.block_size.tokens() - request.computed;
+        let empty = request.table.len() * self.block_size.tokens() - request.next();
         self.counters.wasted_rows_sum += (self.groups.len() * empty) as u64;
     }
 
@@ -286,7 +333,7 @@ impl Scheduler {
     /// A8: with live requests a plan runs something, frees something or ends something.
     fn check_progress(&mut self, freed: bool) -> Result<()> {
         let first = self.running.first().copied().or_else(|| self.waiting.first());
-        self.idle_with_work = self.flight.entries.is_empty() && !freed && first.is_some();
+        self.idle_with_work = self.flight.oldest().is_none() && !freed && first.is_some();
         if self.idle_with_work
             && let Some(error) = self.refused.take()
         {
@@ -302,10 +349,11 @@ impl Scheduler {
 
     /// The plan is made: it is in flight if there is anything to run.
     fn take_off(&mut self) {
-        if self.flight.entries.is_empty() {
+        let flight = self.flight.of_mut(self.steps);
+        if flight.entries.is_empty() {
             return;
         }
-        self.flight.step = Some(StepId(self.steps));
+        flight.samples = self.draft.sample_rows.len();
         self.count_idle_sharers();
         let held = u64::from(self.pool.num_held());
         self.counters.steps += 1;

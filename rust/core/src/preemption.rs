@@ -26,6 +26,9 @@ impl Scheduler {
     /// Makes the running request at position `at` own blocks for `rows` rows.
     pub(crate) fn grow(&mut self, at: usize, rows: usize) -> Growth {
         let seat = self.running[at];
+        if self.copy_is_written(seat) {
+            return Growth::NoVictim { needed: 0 };
+        }
         let held = if mutant::is_on(Mutant::GrowFromZero) { 0 } else { self.request(seat).table.len() };
         // In each group.
         let missing = self.block_size.blocks_for(rows).saturating_sub(held);
@@ -51,7 +54,7 @@ impl Scheduler {
             if self.unname_tail(seat) {
                 continue;
             }
-            // Sources of this step's copies are free when it has ended.
+            // What steps in flight name is free when they have ended.
             if short <= self.pool.num_parked() || !self.suffices_below(seat, short) {
                 return Growth::NoVictim { needed: beyond };
             }
@@ -73,6 +76,9 @@ impl Scheduler {
 
     /// Takes a running request's row and blocks; it waits again, at its rank. Its tokens stay.
     pub(crate) fn preempt(&mut self, seat: usize) {
+        if self.flight.runs(self.request(seat).planned_in) {
+            self.withdraw_writer(seat);
+        }
         self.stop_running(seat);
         let request = self.seats[seat].as_mut().expect("a seat in use");
         self.counters.preemptions += 1;

@@ -30,7 +30,7 @@ use crate::request::Limits;
 use crate::retention::Ranges;
 
 /// The version of the format.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 const MAGIC: &[u8; 8] = b"BTRECORD";
 /// Bytes of a record beside its body.
 pub(crate) const FRAME: usize = 12;

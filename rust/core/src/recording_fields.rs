@@ -185,6 +185,7 @@ pub(crate) fn put_config(out: &mut Vec<u8>, config: &Config) {
         max_waiting,
         long_prefill_threshold,
         max_preemptions,
+        overlap_depth,
         groups,
         enable_prefix_caching,
         hash_algorithm,
@@ -210,6 +211,7 @@ pub(crate) fn put_config(out: &mut Vec<u8>, config: &Config) {
         max_preemptions,
         event_buffer_size,
         pin_budget,
+        overlap_depth,
     ];
     out.push(0);
     numbers.into_iter().for_each(|&number| put(out, u64::from(number)));
@@ -372,7 +374,7 @@ impl<'a> Left<'a> {
         if self.take()? != [0] {
             return self.broken("the first record must be a configuration (0)");
         }
-        let mut numbers = [0; 11];
+        let mut numbers = [0; 12];
         for number in &mut numbers {
             *number = self.number32()?;
         }
@@ -400,6 +402,7 @@ impl<'a> Left<'a> {
             max_preemptions,
             event_buffer_size,
             pin_budget,
+            overlap_depth,
         ] = numbers;
         Ok(Config {
             num_blocks,
@@ -411,6 +414,7 @@ impl<'a> Left<'a> {
             max_waiting,
             long_prefill_threshold,
             max_preemptions,
+            overlap_depth,
             groups,
             enable_prefix_caching,
             hash_algorithm,

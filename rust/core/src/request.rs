@@ -62,7 +62,7 @@ pub struct Limits {
 }
 
 /// Tokens that wait in a request's own memory before its list is touched.
-const FRESH: usize = 26;
+const FRESH: usize = 22;
 
 /// No token of any vocabulary.
 const NO_TOKEN: TokenId = TokenId::MAX;
@@ -95,6 +95,14 @@ pub struct Request {
     pub(crate) place: Place,
     /// The last step that ran it, counted from 1.
     pub(crate) planned_in: u64,
+    /// Its entry there, if that step is in flight.
+    pub(crate) entry: u32,
+    /// The entry of that plan's `sample_rows` that brings its next token but those before it.
+    source: i32,
+    /// Rows that steps in flight compute.
+    ahead: u32,
+    /// Tokens that they bring.
+    coming: u32,
     /// Its newest tokens, which its list does not have yet.
     fresh: [TokenId; FRESH],
     num_fresh: u8,
@@ -159,6 +167,8 @@ pub(crate) struct NextRow {
     pub row: Row,
     pub position: usize,
     pub token: TokenId,
+    /// The entry of the previous plan's `sample_rows` that brings the token; -1 if it is known.
+    pub source: i32,
     pub slot: i64,
     pub epoch: u64,
     pub id: RequestId,
@@ -187,6 +197,10 @@ impl Request {
             stop,
             place: Place::Waiting,
             planned_in: 0,
+            entry: 0,
+            source: -1,
+            ahead: 0,
+            coming: 0,
             fresh: [0; FRESH],
             num_fresh: 0,
             watched: true,
@@ -250,14 +264,80 @@ impl Request {
 
     /// The next row, if these lines alone are enough to plan it: a decode inside a block that it alone writes.
     pub(crate) fn next_row(&self) -> Option<NextRow> {
-        let position = self.computed;
-        if position >= self.edge as usize {
+        let position = self.next();
+        if position >= self.edge as usize || self.ends_in_flight() {
             return None;
         }
         let Place::Running(row) = self.place else { return None };
-        let (token, slot) = (self.newest, self.slot_base + position as i64);
+        let ((token, source), slot) = (self.next_token(), self.slot_base + position as i64);
         let room = self.edge as usize - position;
-        Some(NextRow { row, position, token, slot, epoch: self.epoch, id: self.id, room })
+        Some(NextRow { row, position, token, source, slot, epoch: self.epoch, id: self.id, room })
+    }
+
+    /// The first row that no step has computed or is computing.
+    pub(crate) fn next(&self) -> usize {
+        self.computed + self.ahead as usize
+    }
+
+    /// How many tokens it has when all steps in flight have brought theirs.
+    pub(crate) fn num_tokens_to_come(&self) -> usize {
+        self.len + self.coming as usize
+    }
+
+    /// Whether the token that a step in flight brings ends it, whatever it is.
+    fn ends_in_flight(&self) -> bool {
+        self.coming > 0 && self.num_tokens_to_come() >= self.longest as usize
+    }
+
+    /// The last token and -1; or, if a step in flight brings it, 0 and which of the previous plan's samples it is.
+    pub(crate) fn next_token(&self) -> (TokenId, i32) {
+        if self.coming > 0 { (0, self.source) } else { (self.newest, -1) }
+    }
+
+    /// Step `step` computes `chunk` rows more, as its entry `entry`, and brings a token as its sample `sample`, if any.
+    pub(crate) fn fly(&mut self, step: u64, entry: usize, chunk: usize, sample: Option<usize>) {
+        (self.planned_in, self.entry) = (step, entry as u32);
+        self.ahead += chunk as u32;
+        if let Some(sample) = sample {
+            self.source = sample as i32;
+            self.coming += 1;
+        }
+    }
+
+    /// Of what a step was to compute, `chunk` rows with a token or without, `kept` rows are there.
+    pub(crate) fn land(&mut self, chunk: usize, kept: usize, samples: bool) {
+        self.computed += kept;
+        self.ahead = self.ahead.saturating_sub(chunk as u32);
+        self.coming = self.coming.saturating_sub(u32::from(samples));
+    }
+
+    /// Whether `epoch` is or was its own.
+    pub(crate) fn has_epoch_of(&self, epoch: u64) -> bool {
+        self.epoch >> EPOCH_BITS == epoch >> EPOCH_BITS
+    }
+
+    /// What steps in flight bring for it does not count.
+    pub(crate) fn forget_flight(&mut self) {
+        self.epoch += 1;
+        self.ahead = 0;
+        self.coming = 0;
+        self.look_closer();
+    }
+
+    /// The same, but for a fault: the results keep their epoch.
+    pub(crate) fn forget_rows_in_flight(&mut self) {
+        (self.ahead, self.coming) = (0, 0);
+        self.look_closer();
+    }
+
+    /// Rows and tokens that steps in flight bring.
+    pub(crate) fn in_flight(&self) -> (usize, usize) {
+        (self.ahead as usize, self.coming as usize)
+    }
+
+    /// The next token completes the key of a block that a step in flight fills.
+    pub(crate) fn watch(&mut self) {
+        self.watched = true;
     }
 
     /// Row `position` of a decode was just planned with all that there is: what follows in its block, but for so many rows at its
@@ -314,9 +394,12 @@ impl Request {
         self.retention.as_ref().map_or(Worth::DEFAULT, |ranges| ranges.worth(start))
     }
 
-    /// Tokens whose rows are not computed.
+    /// Tokens, known or on their way, whose rows are neither computed nor being computed; none if it ends before.
     pub(crate) fn remaining(&self) -> usize {
-        self.len.saturating_sub(self.computed)
+        if self.ends_in_flight() {
+            return 0;
+        }
+        self.num_tokens_to_come().saturating_sub(self.next())
     }
 
     /// Whether nothing but the newest token is left to compute.
@@ -377,6 +460,16 @@ impl Request {
         }
     }
 
+    /// The keys of the first `tokens` tokens, the last of which is not known: for a fault only.
+    #[cold]
+    pub(crate) fn guess_key(&mut self, hasher: &mut BlockHasher, tokens: usize) {
+        self.settle();
+        let mut guessed = self.lists.tokens.clone();
+        guessed.resize(tokens, 0);
+        let Lists { keys, chain, .. } = &mut *self.lists;
+        hasher.extend(chain, keys, &guessed);
+    }
+
     /// Makes the missing prints of the full blocks of the first `tokens` tokens, if misses are to be explained.
     pub(crate) fn extend_trail(&mut self, hasher: &mut BlockHasher, tokens: usize) {
         self.settle();
@@ -427,7 +520,7 @@ impl Request {
         if std::mem::take(&mut self.is_mixed) {
             self.forget_keys();
         }
-        self.epoch += 1;
+        self.forget_flight();
         self.settle();
         self.look_closer();
         if mutant::is_on(Mutant::TailLostOnPreempt) {

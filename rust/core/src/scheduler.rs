@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::event_bytes::Encoder;
 use crate::events::EventLog;
 use crate::expiry::Expiries;
-use crate::flight::Flight;
+use crate::flight::Flights;
 use crate::group::{GroupSpec, Groups};
 use crate::hit::Hit;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
@@ -75,7 +75,7 @@ pub struct Scheduler {
     pub(crate) promised: u32,
     pub(crate) steps: u64,
     pub(crate) draft: Draft,
-    pub(crate) flight: Flight,
+    pub(crate) flight: Flights,
     /// Keys of the blocks that the requests of the plan under way will complete next.
     pub(crate) frontier: HashTable<Key>,
     /// The hit of the admission under way. Kept for its memory.
@@ -147,7 +147,7 @@ impl Scheduler {
             promised: 0,
             steps: 0,
             draft: Draft::new(&config),
-            flight: Flight::new(config.num_blocks, rows as usize),
+            flight: Flights::new(config.num_blocks, rows as usize),
             frontier: HashTable::new(),
             hit: Hit::new(config.groups.len()),
             blocked: Vec::new(),
@@ -375,18 +375,21 @@ impl Scheduler {
         self.promised -= std::mem::take(&mut request.promised);
         self.free_rows.push(row);
         let all = request.cut(0);
-        let in_flight = self.flight.runs(request.planned_in);
-        let when = self.when_free(in_flight, all.blocks());
+        let planned_in = request.planned_in;
+        let when = self.when_free(planned_in, all.blocks());
         self.pool.release(all, when);
     }
 
-    /// When blocks of a table are free once nobody holds them: those that the step in flight names, when it has ended.
-    pub(crate) fn when_free(&mut self, in_flight: bool, blocks: &[BlockId]) -> Release {
-        if in_flight {
-            self.flight.orphan(blocks);
+    /// When blocks of a table that was last planned in step `planned_in` (0 = no step names them) are free once nobody holds them: those
+    /// that steps in flight name, when these have ended.
+    pub(crate) fn when_free(&mut self, planned_in: u64, blocks: &[BlockId]) -> Release {
+        let mut until = 0;
+        if self.flight.runs(planned_in) {
+            self.flight.orphan(blocks, planned_in);
+            until = planned_in;
         }
-        let leased = in_flight || blocks.iter().any(|&block| self.flight.is_orphan(block));
-        if leased && !mutant::is_on(Mutant::FreeInFlight) { Release::Parked } else { Release::Now }
+        until = blocks.iter().map(|&block| self.flight.orphaned_until(block)).fold(until, u64::max);
+        if until == 0 || mutant::is_on(Mutant::FreeInFlight) { Release::Now } else { Release::Until(until) }
     }
 
     /// Records the end of a request that is in neither line any more, and frees its seat.

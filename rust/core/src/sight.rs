@@ -1,6 +1,6 @@
 //! Gives back what no query of a running request sees any more, in the groups that have a window.
 //!
-//! Before: a plan begins, nothing is in flight. After: each table keeps only what the request's next query sees, and later ones; the
+//! Before: a plan begins; a step in flight sees no more than from the first row that is not confirmed. After: each table keeps only what the request's next query sees, and later ones; the
 //! entries before are null and the blocks are free for anybody. What a request thereby freed is promised to it again as far as its
 //! need goes, so a long prefill goes on through a window as it was admitted.
 
@@ -36,7 +36,7 @@ impl Scheduler {
                 continue;
             }
             let leaving = std::mem::take(leaving);
-            let when = self.when_free(false, &leaving);
+            let when = self.when_free(0, &leaving);
             self.pool.release_blocks(&leaving, when).expect("a table holds what it names");
             let end = first + leaving.len();
             if mutant::is_on(Mutant::EntryKeepsName) {

@@ -19,7 +19,7 @@ impl Scheduler {
     /// [`Error::StepInFlight`]: the weights of that step must be known; [`Error::InvalidInput`] for a version that is too long, or has
     /// no place in vLLM's keys: reset the prefix cache instead.
     pub fn set_weights_version(&mut self, version: &[u8]) -> Result<usize> {
-        if let Some(step) = self.flight.step {
+        if let Some(step) = self.flight.oldest() {
             return Err(Error::StepInFlight { step });
         }
         let generation = self.hasher.generation;

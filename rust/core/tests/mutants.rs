@@ -11,6 +11,8 @@ mod driver;
 mod key_checks;
 mod mirror;
 mod model;
+mod overlap;
+mod overlap_script;
 mod policy_checks;
 mod pool_script;
 mod refused;
@@ -40,6 +42,8 @@ use blocktable_core::request::{End, Limits};
 
 use broken::{Checked, broken, ensure};
 use driver::Driver;
+use overlap::World;
+use overlap_script::scripts;
 use pool_script::pool_scripts;
 use schedule_script::schedules;
 use sequence_script::sequence_scripts;
@@ -70,6 +74,10 @@ macro_rules! rows {
 }
 
 rows! {
+    leases_end_together: LeasesEndTogether, ["A2"], a_request_leaves_two_steps_in_flight;
+    wasted_token_shown: WastedTokenShown, ["ends"], a_stop_comes_while_the_next_step_runs;
+    key_before_token: KeyBeforeToken, ["A7"], a_block_fills_up_in_a_step_that_was_planned_ahead;
+    fail_leaves_next: FailLeavesNext, ["exact"], a_step_fails_under_the_next_one;
     leak_block_on_finish: LeakBlockOnFinish, ["A2"], one_request_runs_to_its_end;
     lost_block: LostBlock, ["A1"], one_request_runs_to_its_end;
     double_free: DoubleFree, ["A2"], random_pool_scripts;
@@ -336,6 +344,8 @@ fn random_schedules_alone_find_most_faults() {
     ];
     let elsewhere = [&turns[..], &orders, &sequences, &tables, &rare, &keys, &retention, &told].concat();
     let threads = |name: &&str| CAUGHT_ELSEWHERE.iter().any(|(fault, _)| fault.name() == *name);
+    let overlap = |name: &&str| OVERLAP.iter().any(|fault| fault.name() == *name);
+    missed.retain(|name| !overlap(name));
     missed.retain(|name| !elsewhere.contains(name) && !threads(name));
     assert!(missed.is_empty(), "300 random schedules do not find {missed:?}");
 }
@@ -652,6 +662,58 @@ fn a_writer_leaves_in_flight() -> Checked {
     driver.drain()
 }
 
+/// One request, planned twice, in a pool of its own; the model has run neither step.
+fn two_steps_in_flight(limits: Limits) -> Checked<(World, u64)> {
+    let mut world = World::new(Config { overlap_depth: 2, max_num_seqs: 2, ..config(16, 4) });
+    let id = world.submit(prompt(1, 6), limits)?.expect("it fits");
+    for _ in 0..2 {
+        ensure(world.plan()?, "overlap", || "a plan is empty".to_owned())?;
+    }
+    ensure(!world.plan()? && world.in_flight() == 2, "overlap", || "a third plan is made".to_owned())?;
+    Ok((world, id))
+}
+
+fn a_request_leaves_two_steps_in_flight() -> Checked {
+    let (mut world, id) = two_steps_in_flight(up_to(9))?;
+    world.leave(id, false)?;
+    world.commit(0)?;
+    world.drain()
+}
+
+fn a_stop_comes_while_the_next_step_runs() -> Checked {
+    let world = World::new(config(16, 4));
+    let answer = world.answer(&prompt(1, 6), 6, 0, &up_to(9));
+    let (mut world, _) = two_steps_in_flight(Limits { stop_tokens: vec![answer.outputs[0]], ..up_to(9) })?;
+    world.commit(0)?;
+    world.commit(0)?;
+    ensure(world.seen.stopped_late == 1 && world.seen.dropped == 1, "ends", || format!("{:?}", world.seen))?;
+    world.drain()
+}
+
+fn a_block_fills_up_in_a_step_that_was_planned_ahead() -> Checked {
+    let (mut world, _) = two_steps_in_flight(up_to(20))?;
+    world.drain()
+}
+
+fn a_step_fails_under_the_next_one() -> Checked {
+    let (mut world, _) = two_steps_in_flight(up_to(20))?;
+    world.fail()?;
+    world.commit(0)?;
+    world.drain()
+}
+
+#[test]
+fn random_overlap_scripts_find_the_faults_of_overlap() {
+    for fault in OVERLAP.into_iter().chain([Mutant::FreeInFlight, Mutant::ApplyStaleResult, Mutant::SharerNotReset]) {
+        let found = under(fault, || seed::sweep(1, 1_000, &scripts(), |script| script.run().map(drop)));
+        assert!(found.is_err(), "1,000 random scripts do not find {}", fault.name());
+    }
+}
+
+/// Faults that need two steps in flight.
+const OVERLAP: [Mutant; 4] =
+    [Mutant::LeasesEndTogether, Mutant::WastedTokenShown, Mutant::KeyBeforeToken, Mutant::FailLeavesNext];
+
 /// Four requests that grow outgrow the pool; the fifth waits.
 fn memory_runs_short() -> Checked {
     let mut driver = Driver::new(Config { enable_prefix_caching: false, max_num_seqs: 4, ..config(11, 2) });
@@ -954,6 +1016,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         max_waiting: 16,
         long_prefill_threshold: 0,
         max_preemptions: 16,
+        overlap_depth: 1,
         groups: vec![GroupSpec::FULL],
         enable_prefix_caching: true,
         hash_algorithm: Algorithm::DEFAULT,

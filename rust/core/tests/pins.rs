@@ -28,6 +28,7 @@ fn driver(pin_budget: u32) -> Driver {
         max_waiting: 16,
         long_prefill_threshold: 0,
         max_preemptions: 16,
+        overlap_depth: 1,
         groups: vec![GroupSpec::FULL],
         enable_prefix_caching: true,
         hash_algorithm: Algorithm::DEFAULT,

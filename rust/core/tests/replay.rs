@@ -240,6 +240,7 @@ fn config() -> Config {
         max_waiting: 8,
         long_prefill_threshold: 0,
         max_preemptions: 4,
+        overlap_depth: 1,
         groups: vec![GroupSpec::FULL],
         enable_prefix_caching: true,
         hash_algorithm: Algorithm::DEFAULT,

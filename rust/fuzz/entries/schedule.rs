@@ -49,6 +49,7 @@ impl World {
             max_waiting: 6,
             long_prefill_threshold: u32::from(size) / 64,
             max_preemptions: 2,
+            overlap_depth: 1,
             groups: windows.iter().map(|&window| GroupSpec { window }).collect(),
             enable_prefix_caching: is_set(0),
             hash_algorithm: Algorithm::DEFAULT,

@@ -55,11 +55,12 @@ impl Scheduler {
             max_waiting=None, long_prefill_threshold=None, max_preemptions=None, groups=None, enable_prefix_caching=true,
             hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", explain_misses=false, event_buffer_size=None,
             pin_budget=None, domain_shares=None, enable_partial_hits=false, policy="fcfs", ageing_us=None, latest_deadline_us=None, prefix_band=None,
-            max_pass=None, tenants=None, other_tenants=None),
+            max_pass=None, tenants=None, other_tenants=None, overlap_depth=None),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
             max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', kv_layout=b'', \
             weights_version='', explain_misses=False, event_buffer_size=0, pin_budget=0, domain_shares=None, enable_partial_hits=False, \
-            policy='fcfs', ageing_us=1000000, latest_deadline_us=60000000, prefix_band=1024, max_pass=8, tenants=None, other_tenants=None)"
+            policy='fcfs', ageing_us=1000000, latest_deadline_us=60000000, prefix_band=1024, max_pass=8, tenants=None, other_tenants=None, \
+            overlap_depth=1)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
     fn new(
@@ -91,6 +92,7 @@ impl Scheduler {
         max_pass: Option<&Bound<'_, PyAny>>,
         tenants: Option<&Bound<'_, PyAny>>,
         other_tenants: Option<&Bound<'_, PyAny>>,
+        overlap_depth: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let said = SaidRules { policy, ageing_us, latest_deadline_us, prefix_band, max_pass, tenants, other_tenants };
         let or =
@@ -105,6 +107,7 @@ impl Scheduler {
             max_waiting: or("max_waiting", max_waiting, 4096)?,
             long_prefill_threshold: or("long_prefill_threshold", long_prefill_threshold, 0)?,
             max_preemptions: or("max_preemptions", max_preemptions, 16)?,
+            overlap_depth: or("overlap_depth", overlap_depth, 1)?,
             groups: groups.map_or(Ok(vec![core::GroupSpec::FULL]), self::groups)?,
             enable_prefix_caching,
             hash_algorithm: algorithm(py, "hash_algorithm", hash_algorithm)?,
@@ -433,6 +436,7 @@ impl Scheduler {
             ("max_preemptions", config.max_preemptions),
             ("event_buffer_size", config.event_buffer_size),
             ("pin_budget", config.pin_budget),
+            ("overlap_depth", config.overlap_depth),
         ] {
             dict.set_item(name, value)?;
         }

@@ -95,12 +95,15 @@ fn a_hit_whose_content_is_gone_is_refused() {
 fn parked_lists_enter_the_queue_in_order_when_their_step_has_ended() {
     let mut pool = pool(6);
     let (first, second) = (taken(&mut pool, 2), taken(&mut pool, 2));
-    pool.release(first, Release::Parked);
-    pool.release(second, Release::Parked);
+    pool.release(first, Release::Until(2));
+    pool.release(second, Release::Until(1));
     assert_eq!((free(&pool), pool.num_parked()), (vec![5], 4));
     pool.audit([]).unwrap();
-    pool.end_leases();
-    assert_eq!((free(&pool), pool.num_parked()), (vec![4, 3, 2, 1, 5], 0));
+    pool.end_leases(1);
+    assert_eq!((free(&pool), pool.num_parked()), (vec![4, 3, 5], 2));
+    pool.audit([]).unwrap();
+    pool.end_leases(2);
+    assert_eq!((free(&pool), pool.num_parked()), (vec![2, 1, 4, 3, 5], 0));
     pool.audit([]).unwrap();
 }
 
@@ -110,11 +113,14 @@ fn a_block_hit_while_it_is_parked_leaves_its_list() {
     let table = taken(&mut pool, 3);
     let hit = table.blocks()[1];
     publish(&mut pool, hit, 1);
-    pool.release(table, Release::Parked);
+    pool.release(table, Release::Until(2));
     let mut table = BlockTable::new();
     pool.share(&mut table, hit).unwrap();
     pool.audit([&table]).unwrap();
-    pool.end_leases();
+    pool.end_leases(1);
+    assert_eq!((free(&pool), pool.num_parked()), (vec![4], 2));
+    pool.audit([&table]).unwrap();
+    pool.end_leases(2);
     assert_eq!(free(&pool), [3, 1, 4]);
     pool.release(table, Release::Now);
     assert_eq!(free(&pool), [3, 1, 4, 2]);

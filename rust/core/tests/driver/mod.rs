@@ -9,7 +9,7 @@
 mod client;
 mod followers;
 mod fork;
-mod oracle;
+pub mod oracle;
 mod pinning;
 mod plan;
 mod plan_check;

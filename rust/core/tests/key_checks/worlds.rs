@@ -45,6 +45,7 @@ fn config() -> Config {
         max_waiting: 16,
         long_prefill_threshold: 0,
         max_preemptions: 16,
+        overlap_depth: 1,
         enable_prefix_caching: true,
         hash_algorithm: Algorithm::DEFAULT,
         hash_seed: Vec::new(),

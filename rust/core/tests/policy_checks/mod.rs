@@ -32,6 +32,7 @@ pub fn config(queue: QueueRules) -> Config {
         max_waiting: 4096,
         long_prefill_threshold: 0,
         max_preemptions: 4,
+        overlap_depth: 1,
         groups: vec![GroupSpec::FULL],
         enable_prefix_caching: true,
         hash_algorithm: Algorithm::DEFAULT,

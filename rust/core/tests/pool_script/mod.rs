@@ -188,7 +188,7 @@ impl World {
             PoolOp::Truncate { table, rows, park } => self.truncate(table, rows, park),
             PoolOp::MakeWritable { table, index, park } => self.make_writable(table, index, park),
             PoolOp::EndLeases => {
-                self.pool.end_leases();
+                self.pool.end_leases(1);
                 self.model.end_leases();
                 Ok(())
             }
@@ -384,7 +384,7 @@ fn name(key: u8) -> Key {
 }
 
 fn when(park: bool) -> Release {
-    if park { Release::Parked } else { Release::Now }
+    if park { Release::Until(1) } else { Release::Now }
 }
 
 fn same<T: PartialEq + std::fmt::Debug>(what: &str, pool: T, model: T) -> Checked {

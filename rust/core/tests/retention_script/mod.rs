@@ -135,7 +135,7 @@ impl World {
             }
             Op::End { .. } => Ok(()),
             Op::EndLeases => {
-                self.pool.end_leases();
+                self.pool.end_leases(1);
                 for list in std::mem::take(&mut self.parked) {
                     self.enqueue(&list);
                 }
@@ -212,7 +212,7 @@ impl World {
                 freed.push(block);
             }
         }
-        self.pool.release(table, if park { Release::Parked } else { Release::Now });
+        self.pool.release(table, if park { Release::Until(1) } else { Release::Now });
         if park {
             self.parked.push(freed);
         } else {

@@ -125,6 +125,7 @@ fn configs() -> impl Strategy<Value = Config> {
             max_waiting: limits.2,
             long_prefill_threshold: limits.3,
             max_preemptions: limits.4,
+            overlap_depth: 1,
             groups,
             enable_prefix_caching: caching,
             hash_algorithm: Algorithm::DEFAULT,

@@ -121,6 +121,7 @@ fn config(num_blocks: u32, budget: u32) -> Config {
         max_waiting: 16,
         long_prefill_threshold: 0,
         max_preemptions: 16,
+        overlap_depth: 1,
         groups: vec![GroupSpec::FULL],
         enable_prefix_caching: true,
         hash_algorithm: Algorithm::DEFAULT,
