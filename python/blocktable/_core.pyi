@@ -137,8 +137,8 @@ class Scheduler:
         other_tenants: Mapping[str, int] | None = None,
         overlap_depth: int = 1,
     ) -> Scheduler:
-        """`overlap_depth`: plans that may be made before the oldest step in flight is committed or failed, it included: 1, or 2 to
-        plan while the model runs."""
+        """`overlap_depth`: plans that may be made before the oldest step in flight is committed or failed, it included: 1,
+        or 2 to plan while the model runs."""
 
     def submit(
         self,
@@ -183,9 +183,9 @@ class Scheduler:
         """
 
     def plan(self, now_us: int) -> Plan:
-        """Choose the next step. At depth 2 it may be made before the last step's commit: `token_sources` says which of its tokens
-        that step brings. Raises `StepInFlightError` if `overlap_depth` plans were made since the oldest step that is neither
-        committed nor failed, `StalledError` if runnable work cannot move."""
+        """Choose the next step. At depth 2 it may be made before the last step's commit: `token_sources` says which of its
+        tokens that step brings. Raises `StepInFlightError` if `overlap_depth` plans were made since the oldest step that is
+        neither committed nor failed, `StalledError` if runnable work cannot move."""
 
     def commit(
         self,
@@ -201,8 +201,8 @@ class Scheduler:
         """
 
     def fail(self, step: int) -> None:
-        """The model failed: undo step `step`. Its sequences go back to what was confirmed before and will run again; what a plan
-        made since brings for them does not count either."""
+        """The model failed: undo step `step`. Its sequences go back to what was confirmed before and will run again; what a
+        plan made since brings for them does not count either."""
 
     def abort(self, request_id: int) -> bool:
         """End a request in whatever state it is; false if it has ended already or never was."""
@@ -377,7 +377,9 @@ class Plan:
 
     @property
     def token_sources(self) -> NDArray[np.int32]:
-        """[T] -1, or the index in the previous plan's `sample_rows` that fills this token (always -1 at depth 1). Such a token is 0 here."""
+        """[T] -1, or the index in the previous plan's `sample_rows` that fills this token (always -1 at depth 1).
+
+        `token_ids` has 0 for such a token."""
 
     @property
     def slot_mapping(self) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ import numpy as np
 from .clock import clock_cost_ns, floor_samples, quantiles_us
 from .command import count, count_or_zero
 from .episode import LEAST_ROWS_TO_AGE, Case, Episode, Timing
+from .overlap import overlap_rows
 from .row import Row, read_peer_rows, with_peers
 
 SUMMARY = """Plan and commit decode steps: us a step, with their tail, and what the step allocates.
@@ -29,6 +30,7 @@ policy    fcfs, priority (5 of them), fair (16 tenants), deadline, prefix (all w
 pool      fresh, or aged: full of cached content, its free queue shuffled
 phase     spread: every step 1/16 of the sequences need a new block; aligned: all need it in the same step
 gap_ms    a pause before each step, which lets the caches go cold
+--overlap whole steps beside a model of 10 ms on a thread of its own: period_us from commit to commit, by the wall clock
 floor_us  an empty loop with the same median: what the machine itself adds to the tail
 
 Times are CPU time of the thread (one reading costs clock_ns); wall_step_us is wall time. Without options a small set of
@@ -36,7 +38,8 @@ rows is run; with any of the options that name rows, all their combinations. A q
 is null: p9999 needs --steps 10000. allocs_per_step is null in a build that does not count."""
 
 TABLE = (
-    "running", "waiting", "case", "policy", "pool", "phase", "gap_ms", "plan_us_p50",
+    "running", "waiting", "case", "overlap_depth", "period_us_p50", "period_us_p99", "policy", "pool", "phase", "gap_ms",
+    "plan_us_p50",
     "commit_us_p50", "step_us_p50", "step_us_p99",
     "step_us_p999", "step_us_max", "wall_step_us_p50", "floor_us_p99", "floor_us_p999", "ns_per_seq", "finishes_per_step",
     "gc_objects_per_step", "allocs_per_step", "peer", "peer_step_us_p50", "ratio_step_us_p50",
@@ -74,6 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gap-ms", type=count_or_zero, nargs="+", help="pause before each step (0 10)")
     parser.add_argument("--blocks", type=count, default=1_000_000, help="pool size (1M); head_retried makes its own small one")
     parser.add_argument("--samples", metavar="FILE", help="append every step's time to this file, one JSON line a row")
+    parser.add_argument("--overlap", action="store_true", help="beside a model of 10 ms on a thread of its own, depth 1 and 2")
     parser.add_argument("--steps", type=count, default=2560, help="steps timed per row (2560), a tenth with a pause")
 
 
@@ -81,6 +85,10 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     """One row per case."""
     peers = [row for row in read_peer_rows(options.peer_json) if row.get("caching", True)]
     steps, blocks = (64, 20_000) if options.smoke else (options.steps, options.blocks)
+    if options.overlap:
+        for running in options.running or [8 if options.smoke else 1024]:
+            yield from overlap_rows(running, 16 if options.smoke else min(options.steps, 1000))
+        return
     for case in _cases(options):
         if case.case in ("head_retried", "expiries") and case.waiting == 0:
             print(f"left out, nobody waits: {case}", file=sys.stderr)
