@@ -32,11 +32,11 @@ class FaultyRunner:
         self.at = at
         self.calls = 0
 
-    def forward(self, plan: Any) -> torch.Tensor:
+    def forward(self, plan: Any, *token_ids: Any) -> torch.Tensor:
         call, self.calls = self.calls, self.calls + 1
         if self.at is None or call in self.at:
-            return self.fault(plan, lambda: self.real.forward(plan))
-        return self.real.forward(plan)
+            return self.fault(plan, lambda: self.real.forward(plan, *token_ids))
+        return self.real.forward(plan, *token_ids)
 
 
 @contextmanager

@@ -180,6 +180,7 @@ def _assemble(
         max_step_retries=config.max_step_retries,
         publisher=_make_publisher(config.kv_events_config, scheduler),
         crash_reporter=CrashReporter(scheduler, num_bytes=config.crash_report_bytes, folder=config.crash_report_folder),
+        overlap_depth=config.overlap_depth,
     )
     return Engine(config=config, loaded=loaded, tokenizer=tokenizer, sizing=sizing, loop=loop, lent=lent)
 
@@ -213,6 +214,7 @@ def _make_scheduler(config: EngineConfig, loaded: LoadedModel, windows: list[int
         max_waiting=config.max_waiting,
         long_prefill_threshold=config.long_prefill_threshold,
         max_preemptions=config.max_preemptions,
+        overlap_depth=config.overlap_depth,
         policy=config.policy,
         ageing_us=config.ageing_us,
         latest_deadline_us=config.latest_deadline_us,

@@ -91,6 +91,8 @@ class EngineConfig:
     """Prompt tokens that one sequence may take of a step; 0 = the whole budget."""
     max_preemptions: int = 16
     """A request preempted as often is taken again only when there is no other victim."""
+    overlap_depth: int = 1
+    """2 = the next step is planned, and the last one's text is made, while the model runs on a thread of its own."""
     policy: str = "fcfs"
     """Whose turn it is among those that wait: `fcfs`; `priority`, the lowest first; `fair`, the tenant that was served least by
     its weight; `deadline`, the earliest first; `prefix`, the longest cached prefix first."""
@@ -143,6 +145,7 @@ class EngineConfig:
         _need_one_of("hash_algorithm", self.hash_algorithm, HASH_ALGORITHMS)
         _need_int("long_prefill_threshold", self.long_prefill_threshold, 0, 2**27)
         _need_int("max_preemptions", self.max_preemptions, 0, 2**16)
+        _need_int("overlap_depth", self.overlap_depth, 1, 2)
         _need_one_of("policy", self.policy, POLICIES)
         _need_int("ageing_us", self.ageing_us, 1, 2**50)
         _need_int("latest_deadline_us", self.latest_deadline_us, 1, 2**50)

@@ -55,6 +55,12 @@ class Wishes:
         for name in ("queue_deadline_s", "deadline_s"):
             _check_deadline(name, getattr(self, name))
 
+    @staticmethod
+    def due_us(seconds: float | None, came_ns: int, now_ns: int) -> int | None:
+        """Microseconds of the core's clock, so many seconds after `came_ns`. What is over already is over at the next plan,
+        which tells the end that belongs to it."""
+        return None if seconds is None else max(came_ns + int(seconds * 1e9), now_ns + 1000) // 1000
+
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Wishes:
         """The record of these options. Raises `UnknownOptionError` naming the nearest, and `InvalidInputError`."""

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +29,12 @@ from ..text.tokenizer import Tokenizer
 from .crash_report import CrashReporter
 from .intake import Job
 from .live_request import Inbox, LiveRequest
+from .model_runs import InlineRuns, ModelRuns, ThreadRuns
 from .orders import Order, Orders
 from .report import StepTimes
 from .request import Prompt
 from .running_rows import RunningRows
+from .under_way import EventSink, Forward, UnderWay, filled
 
 logger = logging.getLogger("blocktable.engine")
 
@@ -41,23 +43,6 @@ NO_STEP = 2**63 - 1
 
 
 _OPEN: AbstractContextManager[Any] = nullcontext()
-
-
-class Forward(Protocol):
-    """The part of `ModelRunner` that a step needs."""
-
-    def forward(self, plan: Plan) -> torch.Tensor:
-        """[K, vocab] logits of the plan's `sample_rows`."""
-
-
-class EventSink(Protocol):
-    """The part of `KVEventPublisher` that a step needs."""
-
-    def drain(self, source: Scheduler) -> None:
-        """Take the KV events of the last step. Never waits, never raises."""
-
-    def close(self) -> None:
-        """Publish what waits, and end."""
 
 
 class StepLoop:
@@ -75,6 +60,7 @@ class StepLoop:
         max_step_retries: int,
         publisher: EventSink | None = None,
         crash_reporter: CrashReporter | None = None,
+        overlap_depth: int = 1,
     ) -> None:
         self.scheduler = scheduler
         self._crash_reporter = CrashReporter(scheduler, num_bytes=0) if crash_reporter is None else crash_reporter
@@ -86,6 +72,10 @@ class StepLoop:
         self._max_step_retries = max_step_retries
         self._publisher = publisher
         self._rows = RunningRows(num_rows, sampler)
+        self._overlaps = overlap_depth > 1
+        self._runs: ModelRuns = ThreadRuns() if self._overlaps else InlineRuns()
+        self._under_way: UnderWay | None = None
+        self._ahead: tuple[Plan, int] | None = None  # made while the model runs the step before, and the nanoseconds of it
         self._requests: dict[int, LiveRequest] = {}
         self._num_live = 0
         self._failures = 0  # of the model, in a row
@@ -104,7 +94,7 @@ class StepLoop:
     @property
     def is_settled(self) -> bool:
         """Whether nothing is left to do: no request lives, and the rows of all that have ended are free."""
-        return not self._requests
+        return not self._requests and self._under_way is None
 
     def add(
         self,
@@ -134,8 +124,8 @@ class StepLoop:
                 cache_salt=prompt.cache_salt,
                 retention=prompt.retention,
                 priority=wishes.priority,
-                queue_deadline_us=_later_us(came_ns, wishes.queue_deadline_s, now_ns),
-                deadline_us=_later_us(came_ns, wishes.deadline_s, now_ns),
+                queue_deadline_us=wishes.due_us(wishes.queue_deadline_s, came_ns, now_ns),
+                deadline_us=wishes.due_us(wishes.deadline_s, came_ns, now_ns),
                 now_us=now_ns // 1000,
             )
             needs_text = is_streamed or bool(sampling.stop)
@@ -161,6 +151,8 @@ class StepLoop:
                 return False
             self.scheduler.abort(number)
             self._end(request, _core.END_ABORTED)
+            if not self._orders.is_busy:
+                self._land()
             return True
 
     def post(self, order: Order) -> None:
@@ -176,8 +168,10 @@ class StepLoop:
             self._mend()
             self._orders.carry_out(order)
 
-    def step(self) -> bool:
+    def step(self, *, lands: bool = True) -> bool:
         """Run one step: outputs go to the inboxes. With nothing to run it only tells ends, and returns false.
+
+        With overlap the next one is under way afterwards; if nobody lives any more it is finished first, unless not `lands`.
 
         A failure of the model is tried again, `max_step_retries` times in a row; then the requests of that step end with an
         error. Any other exception (`KeyboardInterrupt` among them) aborts all requests, frees everything and goes on.
@@ -185,21 +179,19 @@ class StepLoop:
         with self._gate:
             pass
         with self._turn:
-            self._mend()
-            try:
-                return self._step()
-            except BaseException as error:
-                # Noted before anything is called: a second interrupt may cut the clean-up short.
-                self._is_torn = True
-                self._crash_reporter.report(error)
-                self.abandon()
-                raise
+            has_run = self._guarded_step()
+            if lands:
+                self._land()
+            return has_run
 
     def abandon(self) -> None:
         """Fail the step in flight, abort every request, and free everything."""
         with self._turn:
             self._is_torn = True
-            self._fail_any_step()
+            # A model that still runs writes into blocks that somebody else is given afterwards.
+            self._runs.settle()
+            self._under_way = self._ahead = None
+            self._fail_any_steps()
             for request in list(self._requests.values()):
                 self.scheduler.abort(request.id)
                 if not request.is_ended:
@@ -232,6 +224,7 @@ class StepLoop:
             try:
                 self.abandon()
             finally:
+                self._runs.close()
                 if self._publisher is not None:
                     self._publisher.drain(self.scheduler)
                     self._publisher.close()
@@ -246,49 +239,93 @@ class StepLoop:
         if self._is_torn:
             self.abandon()
 
+    def _guarded_step(self) -> bool:
+        self._mend()
+        try:
+            return self._step()
+        except BaseException as error:
+            # Noted before anything is called: a second interrupt may cut the clean-up short.
+            self._is_torn = True
+            self._crash_reporter.report(error)
+            self.abandon()
+            raise
+
+    def _land(self) -> None:
+        """Nobody lives: finish what is under way for nobody, so that it holds no blocks."""
+        while self._num_live == 0 and self._under_way is not None:
+            self._guarded_step()
+
     def _step(self) -> bool:
         self._orders.carry_out_all()
-        begun_ns = time.perf_counter_ns()
-        plan = self.scheduler.plan(begun_ns // 1000)
-        plan_ns = time.perf_counter_ns() - begun_ns
-        self._apply(plan)
-        if plan.num_seqs:
-            self._run(plan, plan_ns)
-        if self._num_live == 0 and self._requests:
+        step = self._under_way
+        if step is None:
+            plan, plan_ns = self._plan()
+            self._apply(plan)
+            step = self._launch(plan, plan_ns, None)
+        if step is not None:
+            if self._overlaps:
+                self._ahead = self._plan()
+            self._finish(step)
+        if self._num_live == 0 and self._requests and self._under_way is None:
             self._settle()
         if self._publisher is not None:
             self._publisher.drain(self.scheduler)
-        return plan.num_seqs > 0
+        return step is not None
 
-    def _run(self, plan: Plan, plan_ns: int) -> None:
-        # A plan's arrays end with its commit: what is read later is copied here.
+    def _plan(self) -> tuple[Plan, int]:
+        begun_ns = time.perf_counter_ns()
+        plan = self.scheduler.plan(begun_ns // 1000)
+        return plan, time.perf_counter_ns() - begun_ns
+
+    def _launch(self, plan: Plan, plan_ns: int, before: Sampled | None) -> UnderWay | None:
+        """Have the model run a plan, if there is something in it. `before` is what was sampled for the plan before it, if that
+        is not committed yet."""
+        if plan.num_seqs == 0:
+            return None
         sequences = np.searchsorted(plan.query_starts[1:], plan.sample_rows, side="right")
-        rows: NDArray[np.int32] = plan.seq_slots[sequences]
+        token_ids = None if before is None else filled(plan, before)
+        run = self._runs.launch(lambda: self._forward(plan, token_ids))
+        self._under_way = UnderWay(plan, plan_ns, plan.seq_slots[sequences], run)
+        return self._under_way
+
+    def _forward(self, plan: Plan, token_ids: NDArray[np.int64] | None) -> torch.Tensor:
+        with torch.inference_mode():
+            return self._runner.forward(plan) if token_ids is None else self._runner.forward(plan, token_ids)
+
+    def _finish(self, step: UnderWay) -> None:
+        """Wait for the model, launch what was planned meanwhile, and commit: text is made while the model runs again."""
+        plan, rows = step.plan, step.rows
         try:
-            # In this mode also because the sampler may write into the logits, which were made in it.
+            logits = step.run.result()
+            # In this mode because the sampler may write into the logits, which were made in it.
             with torch.inference_mode():
-                logits = self._runner.forward(plan)
                 sampled = self._sampler.sample(logits, rows, self._rows.outputs.positions(rows))
         except Exception as error:  # noqa: BLE001 - whatever a model raises, the engine goes on; it is logged with its trace
+            self._under_way = None
             self._survive(plan, error)
             return
         self._failures = 0
+        self._under_way = None
+        for entry, failure in sampled.failed:
+            # Logits that held no choice end their own request, and no other.
+            for request in self._rows.live(rows[entry : entry + 1]):
+                self._end_with_error(request, failure)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._apply(ahead[0])
+            self._launch(*ahead, sampled)
         # Who left while the model ran is gone before its result comes.
         self._orders.carry_out_all()
         ids, starts = sampled.accepted()
         begun_ns = time.perf_counter_ns()
         done = self.scheduler.commit(plan.step, ids, starts, begun_ns // 1000)
         now_ns = time.perf_counter_ns()
-        self.times.add(plan_ns, now_ns - begun_ns)
+        self.times.add(step.plan_ns, now_ns - begun_ns)
         self._take(rows, sampled, done, now_ns)
 
     def _take(self, rows: NDArray[np.int32], sampled: Sampled, done: Commit, now_ns: int) -> None:
         """Record what a step brought: tokens, text, ends."""
         ids = sampled.ids
-        for entry, error in sampled.failed:
-            # Logits that held no choice end their own request, and no other.
-            for request in self._rows.live(rows[entry : entry + 1]):
-                self._end_with_error(request, error)
         if done.num_accepted < len(ids):
             # Some entries brought no token, or one that no longer counts: its request was aborted meanwhile, or was put back
             # because it shared a block that was withdrawn, and will be sampled again.
@@ -315,17 +352,23 @@ class StepLoop:
             request.give(piece, token_id)
 
     def _survive(self, plan: Plan, error: Exception) -> None:
-        """The model failed: undo the step. It will be planned again, unless it failed too often."""
-        rows: NDArray[np.int32] = plan.seq_slots.copy()
+        """The model failed: undo the step, and the one planned since. It will be planned again, unless it failed too often."""
+        requests = list(self._rows.live(plan.seq_slots))
+        ahead, self._ahead = self._ahead, None
         self.scheduler.fail(plan.step)
+        if ahead is not None:
+            self._apply(ahead[0])
+            if ahead[0].num_seqs:
+                self.scheduler.fail(ahead[0].step)
         self._failures += 1
         if self._failures <= self._max_step_retries:
             logger.warning("a step failed and runs again (%d of %d): %r", self._failures, self._max_step_retries, error)
             return
         self._failures = 0
-        logger.error("a step failed %d times: its %d requests end", self._max_step_retries + 1, len(rows), exc_info=error)
-        for request in self._rows.live(rows):
-            self._end_with_error(request, error)
+        logger.error("a step failed %d times: its %d requests end", self._max_step_retries + 1, len(requests), exc_info=error)
+        for request in requests:
+            if not request.is_ended:
+                self._end_with_error(request, error)
 
     def _apply(self, plan: Plan) -> None:
         """Keep the rows as the plan says: who left first, who came after."""
@@ -374,12 +417,14 @@ class StepLoop:
         self.scheduler.abort(request.id)
         self._end(request, _core.END_ABORTED)
 
-    def _fail_any_step(self) -> None:
-        """Fail the step in flight, if there is one: the core knows, even if the interrupt fell before its plan arrived here."""
-        try:
-            self.scheduler.fail(NO_STEP)
-        except WrongStepError as refused:
-            if refused.expected is not None:
+    def _fail_any_steps(self) -> None:
+        """Fail the steps in flight: the core knows them, even if the interrupt fell before a plan arrived here."""
+        while True:
+            try:
+                self.scheduler.fail(NO_STEP)
+            except WrongStepError as refused:
+                if refused.expected is None:
+                    return
                 self.scheduler.fail(refused.expected)
 
     def _settle(self) -> None:
@@ -394,9 +439,3 @@ class StepLoop:
                 break
         for request in list(self._requests.values()):
             self._forget(request.id, _core.END_ABORTED)
-
-
-def _later_us(came_ns: int, seconds: float | None, now_ns: int) -> int | None:
-    """Microseconds of the core's clock, so many seconds after `came_ns`. What is over already is over at the next plan, which
-    tells the end that belongs to it."""
-    return None if seconds is None else max(came_ns + int(seconds * 1e9), now_ns + 1000) // 1000

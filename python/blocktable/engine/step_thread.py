@@ -176,7 +176,7 @@ class StepThread:
             self._loop.wait()
             self._moved_ns = time.perf_counter_ns()
             self._is_asleep = False
-        elif not self._loop.step() and not self._loop.is_settled:
+        elif not self._loop.step(lands=False) and not self._loop.is_settled:
             self._loop.wait(NOTHING_RAN_S)
         self.outbox.deliver(self._forget)
         self._moved_ns = time.perf_counter_ns()

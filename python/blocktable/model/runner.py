@@ -44,17 +44,21 @@ class ModelRunner:
         self._backend = choose_backend(attention_backend, kv_memory.device, kv_memory.geometry)
         self._keeps_rows = takes(loaded.model, "logits_to_keep")
 
-    def forward(self, plan: Plan) -> Tensor:
+    def forward(self, plan: Plan, token_ids: NDArray[np.int64] | None = None) -> Tensor:
         """Logits [K, vocab] float32 of the plan's `sample_rows`, on the model's device; K = 0 gives [0, vocab].
+
+        `token_ids` [T], the plan's own where it knows them; needed if `token_sources` says that it does not know all.
 
         The plan's `copies` are done first. Whatever the model raises goes to the caller, who then fails the step; the model's
         slot is empty again.
         """
-        if plan.token_sources.max(initial=-1) >= 0:
-            raise InvalidInputError("token_sources", int(plan.token_sources.max()), "must be -1: tokens must be known")
+        if token_ids is None:
+            if plan.token_sources.max(initial=-1) >= 0:
+                raise InvalidInputError("token_sources", int(plan.token_sources.max()), "must be -1, or token_ids given")
+            token_ids = plan.token_ids.astype(np.int64)
         self._memory.copy_rows(plan.copies)
         inputs = PackedInputs(
-            token_ids=self._moved(plan.token_ids.astype(np.int64)),
+            token_ids=self._moved(token_ids),
             positions=self._moved(plan.positions.astype(np.int64)),
             rows=self._moved(plan.sample_rows.astype(np.int64)),
             context=self._context(plan),
