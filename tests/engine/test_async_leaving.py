@@ -312,7 +312,7 @@ PLANTED: dict[str, tuple[type, str, Callable[..., Any], Callable[..., None]]] = 
 
 def _behind_the_model() -> bool:
     """Whether the orders are to be carried out before a commit and not before a plan."""
-    return sys._getframe(2).f_code.co_name == "_run"
+    return sys._getframe(2).f_code.co_name == "_finish"
 
 
 def _leave_one(engine: AsyncLLM) -> None:

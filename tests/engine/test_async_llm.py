@@ -278,6 +278,19 @@ def test_what_an_operator_asks(engine: AsyncLLM) -> None:
     assert engine.config.block_size == 8
 
 
+def test_a_request_is_explained_by_the_id_that_its_caller_gave(engine: AsyncLLM) -> None:
+    async def main() -> None:
+        async with aclosing(engine.generate("a", greedy(), "mine")) as stream:
+            await anext(stream)
+            assert engine.explain("mine")["place"] in ("running", "ended")
+            await read(stream)
+        assert engine.explain("mine")["place"] == "ended"
+        with pytest.raises(InvalidInputError, match="request_id='yours'"):
+            engine.explain("yours")
+
+    asyncio.run(main())
+
+
 def test_a_step_that_hangs_shows_in_stalled_s(engine: AsyncLLM) -> None:
     settle(engine)
     with turnstile(engine) as stile, ThreadPoolExecutor(1) as threads:

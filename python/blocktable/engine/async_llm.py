@@ -147,6 +147,17 @@ class AsyncLLM:
             if ticket is not None:
                 self._thread.abort(ticket)
 
+    def explain(self, request_id: str) -> dict[str, Any]:
+        """What happened to a request and what it waits for now: see `Scheduler.explain`.
+
+        Known of live requests and of the last 1,024 that ended; raises `InvalidInputError` for others, `UnknownRequestError`
+        where the core has forgotten it.
+        """
+        number = self._thread.number_of(request_id)
+        if number is None:
+            raise InvalidInputError("request_id", request_id, "is not known, not yet or not any more")
+        return self.scheduler.explain(number)
+
     async def get_tokenizer(self) -> Tokenizer:
         """Encodes, decodes and renders chats, from any thread. Raises `InvalidInputError` if the engine has none."""
         tokenizer = self._engine.tokenizer

@@ -35,6 +35,9 @@ NOTHING_RAN_S = 0.01
 EXIT_PATIENCE_S = 30.0
 """Seconds that the end of the process waits for a step under way."""
 
+NUM_REMEMBERED = 1024
+"""Requests that have ended and can still be explained: as many as the core remembers."""
+
 T = TypeVar("T")
 
 
@@ -57,6 +60,7 @@ class StepThread:
         self._loop = loop
         self._on_over = on_over
         self._tickets: dict[str, Ticket] = {}  # by request id: those that have not ended
+        self._numbers: dict[str, int] = {}  # of those that ended, the oldest first
         self._calls: set[Future[Any]] = set()
         self._names = count()
         self._is_stopping = False
@@ -119,6 +123,11 @@ class StepThread:
     def find(self, request_id: str) -> Ticket | None:
         """The request of this id that has not ended."""
         return self._tickets.get(request_id)
+
+    def number_of(self, request_id: str) -> int | None:
+        """The core's number of a request that lives, or that was among the last `NUM_REMEMBERED` to end."""
+        ticket = self._tickets.get(request_id)
+        return self._numbers.get(request_id) if ticket is None else ticket.number
 
     def call(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done between two crossings of the border. Raises `EngineDeadError`, `ShutDownError`, which may also come
@@ -212,7 +221,13 @@ class StepThread:
             self.abort(ticket)
 
     def _forget(self, mailbox: Mailbox) -> None:
-        self._tickets.pop(mailbox.request_id, None)
+        ticket = self._tickets.pop(mailbox.request_id, None)
+        if ticket is None or ticket.number is None:
+            return
+        self._numbers.pop(mailbox.request_id, None)
+        self._numbers[mailbox.request_id] = ticket.number
+        if len(self._numbers) > NUM_REMEMBERED:
+            del self._numbers[next(iter(self._numbers))]
 
     def _end_with_error(self, ticket: Ticket, error: Exception) -> None:
         self._forget(ticket.mailbox)
