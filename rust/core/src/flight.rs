@@ -178,7 +178,7 @@ impl Flights {
             0 => 0,
             bits => {
                 let next = self.landed + 1;
-                if bits >> (next + 1) % 2 & 1 == 1 { next + 1 } else { next }
+                if (bits >> ((next + 1) % 2)) & 1 == 1 { next + 1 } else { next }
             }
         }
     }
