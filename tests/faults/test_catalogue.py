@@ -95,7 +95,8 @@ def _caught(rust: str | None = None) -> list[str]:
     races = (ROOT / "rust/core/tests/loom_queue.rs").read_text(encoding="utf-8")
     for faults in re.findall(r"^    \w+, \d, \[([\w, ]+)\];", races, re.MULTILINE):
         names += [re.sub(r"(?<!^)(?=[A-Z])", "_", fault).lower() for fault in faults.split(", ")]
-    names += re.findall(r'choose\(Some\("(\w+)"', (ROOT / "rust/core/tests/lock_freedom.rs").read_text(encoding="utf-8"))
+    for path in ("tests/lock_freedom.rs", "tests/queue_steps.rs", "tests/truncate.rs", "src/block_pool/tests.rs"):
+        names += re.findall(r'choose\(Some\("(\w+)"', (ROOT / "rust/core" / path).read_text(encoding="utf-8"))
     for path in TESTS.rglob("test_*.py"):
         text = path.read_text(encoding="utf-8")
         if path != Path(__file__) and ("mark.mutant" in text or path.parent.name == "faults"):

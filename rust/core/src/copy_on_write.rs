@@ -69,7 +69,7 @@ impl Scheduler {
         for &block in &blocks {
             self.pool.withdraw(block).expect("a block of this pool");
         }
-        if !blocks.is_empty() {
+        if !blocks.is_empty() && !mutant::is_on(Mutant::OutlivesParent) {
             self.pool.forget_unheld();
         }
         !blocks.is_empty()

@@ -181,6 +181,9 @@ impl FreeQueue {
     pub fn take(&self, out: &mut [BlockId]) -> Result<()> {
         let count = out.len() as u64;
         self.reserve(count).map_err(|free| Error::OutOfBlocks { needed: count as u32, free })?;
+        if mutant::is_on(Mutant::TakeCountsFree) {
+            let _ = self.iter().count();
+        }
         let mut skipped = [BlockId::NULL];
         if mutant::is_on(Mutant::FreeQueueSkipsOne) && self.reserve(1).is_ok() {
             while self.take_some(&mut skipped) == 0 {}

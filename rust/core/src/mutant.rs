@@ -264,6 +264,12 @@ mutants! {
     ForkUnconfirmed = "fork_unconfirmed",
     /// What the step in flight brings for a truncated request counts.
     TruncateKeepsEpoch = "truncate_keeps_epoch",
+    /// A published block that is written over takes none of the cached blocks behind it along.
+    OutlivesParent = "outlives_parent",
+    /// Content that is forgotten keeps what it was worth.
+    ForgottenKeepsWorth = "forgotten_keeps_worth",
+    /// A take counts all blocks that are free.
+    TakeCountsFree = "take_counts_free",
     /// A guard that goes keeps its block.
     GuardKeepsBlock = "guard_keeps_block",
     /// Fields of a key have no tag.

@@ -236,6 +236,9 @@ const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[
     (Mutant::PermitsWithoutCompare, RACES),
     (Mutant::PermitsFirst, RACES),
     (Mutant::WaitForOthers, "tests/lock_freedom.rs"),
+    (Mutant::OutlivesParent, "tests/truncate.rs"),
+    (Mutant::ForgottenKeepsWorth, "src/block_pool/tests.rs"),
+    (Mutant::TakeCountsFree, "tests/queue_steps.rs"),
 ];
 
 const RACES: &str = "tests/loom_queue.rs";

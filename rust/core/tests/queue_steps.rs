@@ -8,6 +8,7 @@
 use blocktable_core::access::{Watch, end_watch, watch};
 use blocktable_core::free_queue::{DEFAULT_LANE, FreeQueue};
 use blocktable_core::ids::BlockId;
+use blocktable_core::mutant;
 
 fn take(queue: &FreeQueue, count: usize) -> Vec<BlockId> {
     let mut out = vec![BlockId::NULL; count];
@@ -67,6 +68,16 @@ fn a_call_costs_the_same_in_a_pool_of_any_size_fresh_or_aged() {
             assert_eq!(costs(&make(num_blocks)), expected, "{num_blocks} blocks");
         }
     }
+}
+
+#[test]
+fn a_take_that_counts_all_free_blocks_is_noticed() {
+    let costs = |num_blocks| costs(&aged(num_blocks));
+    assert_eq!(costs(2_000), costs(4_000));
+    assert!(mutant::choose(Some("take_counts_free")));
+    let differ = costs(2_000) != costs(4_000);
+    assert!(mutant::choose(None));
+    assert!(differ);
 }
 
 #[test]

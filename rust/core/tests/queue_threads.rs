@@ -10,6 +10,7 @@ use std::thread;
 
 use blocktable_core::free_queue::{DEFAULT_LANE, FreeQueue};
 use blocktable_core::ids::BlockId;
+use blocktable_core::mutant;
 
 const THREADS: u64 = 4;
 
@@ -86,30 +87,42 @@ fn four_threads_lose_no_block_and_have_none_twice() {
     let cases = std::env::var("BLOCKTABLE_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(50_u64);
     let calls = 1_000 * cases.min(20_000);
     for num_blocks in [9, 150, 5_000] {
-        let queue = FreeQueue::new(num_blocks);
-        let owner: Vec<AtomicU32> = (0..num_blocks).map(|_| AtomicU32::new(0)).collect();
-        let held: Vec<BlockId> = thread::scope(|scope| {
-            let workers: Vec<_> = (1..=THREADS)
-                .map(|name| {
-                    let random = name.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-                    let mut worker =
-                        Worker { queue: &queue, owner: &owner, name: name as u32, random, held: Vec::new() };
-                    scope.spawn(move || {
-                        (0..calls / 3).for_each(|_| worker.step());
-                        worker.held
-                    })
-                })
-                .collect();
-            workers.into_iter().flat_map(|worker| worker.join().expect("a thread that ends")).collect()
-        });
-        let mut holders = vec![0; num_blocks as usize];
-        held.iter().for_each(|block| holders[block.get() as usize] += 1);
-        for id in 1..num_blocks {
-            let block = queue.block(id).expect("a block of this pool");
-            assert_eq!(queue.holders(block), holders[id as usize], "holders of block {id}");
-        }
-        queue.audit().expect("the queue is sound");
-        let unheld = holders.iter().skip(1).filter(|&&holders| holders == 0).count();
-        assert_eq!(queue.len() as usize, unheld, "all that nobody holds is free");
+        run(num_blocks, calls / 3, None);
     }
+}
+
+/// The races have their faults in `loom_queue.rs`: here threads that lose a race may never end.
+#[test]
+#[cfg(feature = "mutants")]
+fn a_block_that_is_lost_is_noticed() {
+    assert!(std::panic::catch_unwind(|| run(9, 10_000, Some("lost_block"))).is_err());
+}
+
+/// Four threads make `calls` calls each, under a planted fault if one is named. Panics at what must not be.
+fn run(num_blocks: u32, calls: u64, fault: Option<&'static str>) {
+    let queue = FreeQueue::new(num_blocks);
+    let owner: Vec<AtomicU32> = (0..num_blocks).map(|_| AtomicU32::new(0)).collect();
+    let held: Vec<BlockId> = thread::scope(|scope| {
+        let workers: Vec<_> = (1..=THREADS)
+            .map(|name| {
+                let random = name.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                let mut worker = Worker { queue: &queue, owner: &owner, name: name as u32, random, held: Vec::new() };
+                scope.spawn(move || {
+                    assert!(fault.is_none() || mutant::choose(fault));
+                    (0..calls).for_each(|_| worker.step());
+                    worker.held
+                })
+            })
+            .collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a thread that ends")).collect()
+    });
+    let mut holders = vec![0; num_blocks as usize];
+    held.iter().for_each(|block| holders[block.get() as usize] += 1);
+    for id in 1..num_blocks {
+        let block = queue.block(id).expect("a block of this pool");
+        assert_eq!(queue.holders(block), holders[id as usize], "holders of block {id}");
+    }
+    queue.audit().expect("the queue is sound");
+    let unheld = holders.iter().skip(1).filter(|&&holders| holders == 0).count();
+    assert_eq!(queue.len() as usize, unheld, "all that nobody holds is free");
 }

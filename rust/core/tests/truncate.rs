@@ -30,6 +30,17 @@ fn a_cached_block_does_not_outlive_the_parent_that_is_written_over() {
     driver.drain().unwrap();
 }
 
+#[test]
+#[cfg(feature = "mutants")]
+fn a_cached_block_that_outlives_its_parent_is_noticed() {
+    use blocktable_core::mutant;
+
+    assert!(mutant::choose(Some("outlives_parent")));
+    let outcome = std::panic::catch_unwind(a_cached_block_does_not_outlive_the_parent_that_is_written_over);
+    assert!(mutant::choose(None));
+    assert!(outcome.is_err());
+}
+
 fn config(num_blocks: u32) -> Config {
     Config {
         num_blocks,

@@ -59,6 +59,9 @@ impl BlockPool {
     /// What nobody holds is worth the default: its content is about to be forgotten.
     pub(super) fn level_unheld(&mut self) {
         let Some(retention) = &mut self.retention else { return };
+        if mutant::is_on(Mutant::ForgottenKeepsWorth) {
+            return;
+        }
         for block in (1..self.queue.num_blocks()).map(BlockId).filter(|&block| self.queue.holders(block) == 0) {
             retention.forget(block);
             if self.index.state(block) == KeyState::Published

@@ -163,6 +163,17 @@ fn content_that_is_forgotten_is_worth_the_default_and_its_time_is_never_over() {
 }
 
 #[test]
+#[cfg(feature = "mutants")]
+fn content_that_keeps_its_worth_when_it_is_forgotten_is_noticed() {
+    use crate::mutant;
+
+    assert!(mutant::choose(Some("forgotten_keeps_worth")));
+    let outcome = std::panic::catch_unwind(content_that_is_forgotten_is_worth_the_default_and_its_time_is_never_over);
+    assert!(mutant::choose(None));
+    assert!(outcome.is_err());
+}
+
+#[test]
 fn a_pool_without_a_usable_block_is_refused() {
     for num_blocks in [0, 1, u32::MAX] {
         assert!(matches!(BlockPool::new(num_blocks), Err(Error::InvalidInput { field: "num_blocks", .. })));
