@@ -150,7 +150,7 @@ impl Scheduler {
             start = first.max(hits) * size.tokens();
         }
         let rest = self.groups.need(hits * size.tokens(), hits, known) as u32;
-        let free_hits = self.hit.blocks().filter(|&block| self.pool.holders(block) == 0).count() as u32;
+        let free_hits = self.hit.blocks().filter(|&block| self.pool.takes_free(block)).count() as u32;
         let mut partial = self.find_partial(seat, hits);
         let promised = if mutant::is_on(Mutant::IgnorePromises) { 0 } else { self.promised };
         if rest + free_hits > self.pool.num_free().saturating_sub(promised) {

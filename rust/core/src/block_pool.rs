@@ -195,6 +195,11 @@ impl BlockPool {
         block != BlockId::NULL && self.holders(block) == 0 && self.parked_at.get(block.index()) == Some(&NOT_PARKED)
     }
 
+    /// Whether a hit of `block` takes a free block away: nobody holds it, and it is not parked.
+    pub(crate) fn takes_free(&self, block: BlockId) -> bool {
+        if mutant::is_on(Mutant::ParkedHitTakesFree) { self.holders(block) == 0 } else { self.is_free(block) }
+    }
+
     /// Free blocks, the next one to be taken first.
     pub fn free_blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.queue.iter()

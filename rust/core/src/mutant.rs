@@ -310,6 +310,10 @@ mutants! {
     VllmSaltInEveryBlock = "vllm_salt_in_every_block",
     /// A pin may hold more than the budget.
     PinOverBudget = "pin_over_budget",
+    /// A pin of a prompt that was hashed before the weights changed looks for their rows.
+    PinKeepsOldKeys = "pin_keeps_old_keys",
+    /// A hit of a block that waits for the end of a step counts as a free block less.
+    ParkedHitTakesFree = "parked_hit_takes_free",
     /// A pin that is given back keeps its blocks.
     UnpinKeepsHolder = "unpin_keeps_holder",
     /// A block is worth what was last asked for it, not the most.

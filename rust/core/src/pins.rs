@@ -80,7 +80,15 @@ impl Scheduler {
     /// them were promised to running requests. Nothing changes then.
     pub fn pin(&mut self, prompt: &Prompt) -> Result<Pinned> {
         let size = self.block_size;
-        self.hit.find_published(self.pool.index(), &self.groups, prompt.keys());
+        let mut keys = Vec::new();
+        let is_old = prompt.generation != self.hasher.generation && self.config.enable_prefix_caching;
+        if is_old && !mutant::is_on(Mutant::PinKeepsOldKeys) {
+            // The weights changed since it was hashed.
+            self.hasher.extend(&prompt.chain, &mut keys, &prompt.tokens);
+        } else {
+            keys.extend_from_slice(prompt.keys());
+        }
+        self.hit.find_published(self.pool.index(), &self.groups, &keys);
         let kept = self.hit.len();
         if kept == 0 {
             let bound = "must begin with a whole block that is published".to_owned();
@@ -96,7 +104,7 @@ impl Scheduler {
         if needed > budget.saturating_sub(pinned) && !mutant::is_on(Mutant::PinOverBudget) {
             return Err(Error::OverPinBudget { needed, pinned, budget });
         }
-        let free_hits = all().filter(|&block| self.pool.holders(block) == 0).count() as u32;
+        let free_hits = all().filter(|&block| self.pool.takes_free(block)).count() as u32;
         let free = self.pool.num_free().saturating_sub(self.promised);
         if free_hits > free {
             return Err(Error::OutOfBlocks { needed: free_hits, free });

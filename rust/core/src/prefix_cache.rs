@@ -55,7 +55,7 @@ impl PrefixCache {
         self.hits.clear();
         self.hits.extend(prompt.keys()[..size.full_blocks(known)].iter().map_while(published));
         let lacking = size.blocks_for(reserve).saturating_sub(self.hits.len()) as u32;
-        let free_hits = self.hits.iter().filter(|&&block| pool.holders(block) == 0).count() as u32;
+        let free_hits = self.hits.iter().filter(|&&block| pool.takes_free(block)).count() as u32;
         let mut sequence = Sequence::default();
         if lacking > pool.num_free().saturating_sub(free_hits) && !mutant::is_on(Mutant::BlockedKeepsHits) {
             return Err(Error::OutOfBlocks { needed: lacking.saturating_add(free_hits), free: pool.num_free() });

@@ -32,6 +32,7 @@ use blocktable_core::block_hash::Algorithm;
 use blocktable_core::block_pool::{BlockPool, Release};
 use blocktable_core::block_ref::SharedPool;
 use blocktable_core::block_table::BlockTable;
+use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::{Key, RequestId};
@@ -161,6 +162,8 @@ rows! {
     old_worth_stays: OldWorthStays, ["order", "I58"], random_retention_scripts;
     shallow_first: ShallowFirst, ["order", "I58"], random_retention_scripts;
     pin_over_budget: PinOverBudget, ["pin"], a_pin_is_over_the_budget;
+    pin_keeps_old_keys: PinKeepsOldKeys, ["pin"], a_prompt_of_old_weights_is_pinned;
+    parked_hit_takes_free: ParkedHitTakesFree, ["pin"], a_parked_prefix_is_pinned;
     unpin_keeps_holder: UnpinKeepsHolder, ["A2"], a_pin_is_given_back;
     snapshot_forgets_one: SnapshotForgetsOne, ["snapshot"], the_last_block_is_published;
     publish_unwritten: PublishUnwritten, ["publish"], random_sequence_scripts;
@@ -332,6 +335,8 @@ fn random_schedules_alone_find_most_faults() {
         "range_lifts_its_own_only",
         "old_worth_stays",
         "shallow_first",
+        "pin_keeps_old_keys",
+        "parked_hit_takes_free",
         "shares_ignored",
         "share_counts_forgotten",
     ];
@@ -928,6 +933,30 @@ fn a_pin_is_over_the_budget() -> Checked {
     driver.drain()?;
     let is_pinned = driver.pin(&prompt(1, 13))?;
     ensure(!is_pinned, "pin", || "it is pinned".to_owned())
+}
+
+/// What the prompt's keys named when it was hashed is still cached, but by other weights.
+fn a_prompt_of_old_weights_is_pinned() -> Checked {
+    let mut driver = Driver::new(Config { pin_budget: 4, ..config(16, 4) });
+    let hashed = driver.scheduler.prompt(prompt(1, 13), Identity::of(Domain::Deployment)).expect("a prompt");
+    driver.submit(prompt(1, 13), up_to(2))?;
+    driver.drain()?;
+    driver.set_weights_version(7)?;
+    let pinned = driver.scheduler.pin(&hashed);
+    ensure(pinned.is_err(), "pin", || format!("rows of the old weights are pinned: {pinned:?}"))
+}
+
+/// All blocks wait for the end of a step that names them, and none is free.
+fn a_parked_prefix_is_pinned() -> Checked {
+    let mut driver = Driver::new(Config { pin_budget: 4, ..config(6, 4) });
+    let request = driver.submit(prompt(1, 17), up_to(2))?.expect("it fits");
+    driver.run_step()?;
+    driver.plan()?;
+    driver.abort(request)?;
+    ensure(driver.scheduler.pool().num_free() == 0, "setting", || "some block is free".to_owned())?;
+    let is_pinned = driver.pin(&prompt(1, 17))?;
+    ensure(is_pinned, "pin", || "it is not pinned".to_owned())?;
+    driver.drain()
 }
 
 fn a_pin_is_given_back() -> Checked {
