@@ -192,11 +192,18 @@ impl Scheduler {
 
     /// What the request at `seat` waits for now: what the last plan noted, or its turn.
     pub(crate) fn wait_of(&self, seat: usize) -> Option<Reason> {
-        let is_wait = |record: &&Record| record.reason.kind() == Kind::Wait && record.step + 1 >= self.steps;
-        // Since a wait, others may have passed it.
-        let noted = self.timelines.ring(seat).records().filter(is_wait).last().map(|record| record.reason);
+        let mut noted = None;
+        for record in self.timelines.ring(seat).records() {
+            match record.reason {
+                // What it waited for before it got its row, perhaps in the same plan, is over.
+                Reason::Admitted { .. } | Reason::ForkedFrom { .. } => noted = None,
+                // Since a wait, others may have passed it.
+                reason if reason.kind() == Kind::Wait && record.step + 1 >= self.steps => noted = Some(reason),
+                _ => {}
+            }
+        }
         if let Place::Running(_) = self.request(seat).place {
-            return noted.filter(|reason| !matches!(reason, Reason::OutOfBlocks { .. } | Reason::BehindHead { .. }));
+            return noted;
         }
         let others = (self.waiting.len() as u32).saturating_sub(1);
         noted.filter(|reason| !matches!(reason, Reason::BehindHead { .. })).or(Some(Reason::BehindHead { others }))
