@@ -5,9 +5,11 @@
 
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
+use crate::ids::Key;
 use crate::mutant::{self, Mutant};
 use crate::partial_hit::PartialHit;
 use crate::preemption::contains;
+use crate::prefix_index::KeyState;
 use crate::reason::Reason;
 use crate::request::{End, Place};
 use crate::scheduler::Scheduler;
@@ -25,6 +27,8 @@ enum Admission {
     PrefixInFlight,
     /// So many blocks are not free.
     Blocked { needed: u32 },
+    /// Its tenant may not hold so many blocks.
+    OverQuota,
     /// One of its steps was refused; nothing changed.
     Refused(Error),
 }
@@ -32,11 +36,40 @@ enum Admission {
 impl Scheduler {
     /// Admits waiting requests, highest rank first, until rows, budget or blocks run out.
     pub(crate) fn plan_waiting(&mut self, budget: &mut usize, now_us: u64) {
+        self.admit_up_to(usize::MAX, budget, now_us);
+    }
+
+    /// Looks at the first waiting request alone.
+    pub(crate) fn plan_waiting_one(&mut self, budget: &mut usize, now_us: u64) {
+        self.admit_up_to(1, budget, now_us);
+    }
+
+    fn admit_up_to(&mut self, mut left: usize, budget: &mut usize, now_us: u64) {
         let mut looked_at = 0;
-        while *budget > 0 && !self.free_rows.is_empty() && looked_at < MAX_PASSED && self.may_pass() {
+        let (mut do_yield, mut has_yielded) = (!mutant::is_on(Mutant::SoftQuotaIgnored), false);
+        while left > 0 && *budget > 0 && !self.free_rows.is_empty() && looked_at < MAX_PASSED && self.may_pass() {
+            let Some(first) = self.waiting.first() else {
+                if do_yield && has_yielded && self.blocked.is_empty() && looked_at == 0 {
+                    // Nobody else wants what is left.
+                    do_yield = false;
+                    self.waiting.allow();
+                    continue;
+                }
+                break;
+            };
+            if do_yield && self.is_over_soft(first) {
+                has_yielded = true;
+                let tenant = self.tenants.of(self.asks[first].tenant);
+                let (held, limit) = (tenant.held, tenant.rules.soft_blocks);
+                self.note_wait(first, Reason::Yields { held, limit });
+                self.waiting.skip(self.asks[first].tenant);
+                continue;
+            }
             let Some(seat) = self.waiting.next() else { break };
+            left -= 1;
             match self.admit(seat, *budget, now_us) {
                 Admission::Admitted { chunk } => {
+                    self.drain.admit(self.asks[seat].backlog);
                     self.stop_waiting(seat);
                     self.charge_admission(seat);
                     *budget -= chunk;
@@ -45,6 +78,14 @@ impl Scheduler {
                 Admission::PrefixInFlight => {
                     self.note_wait(seat, Reason::PrefixInFlight { found: self.hit.len() as u32 });
                     looked_at += 1;
+                }
+                Admission::OverQuota if self.tenants.of(self.asks[seat].tenant).held == 0 => {
+                    self.stop_waiting(seat);
+                    self.end(seat, End::Capacity);
+                }
+                Admission::OverQuota => {
+                    self.note_quota(seat);
+                    self.waiting.skip(self.asks[seat].tenant);
                 }
                 Admission::Blocked { .. }
                     if self.running.is_empty() && self.pool.num_parked() == 0 && !mutant::leaves_lone_requests() =>
@@ -74,6 +115,7 @@ impl Scheduler {
             self.note_wait(seat, reason);
         }
         self.blocked.clear();
+        self.into_room = None;
         self.waiting.restore(&self.asks);
     }
 
@@ -88,7 +130,61 @@ impl Scheduler {
     /// The request that was looked at last waits no more.
     fn stop_waiting(&mut self, seat: usize) {
         self.waiting.admit(&self.asks[seat]);
-        self.end_to_follow(seat);
+        self.end_waiting(seat);
+    }
+
+    /// Notes that the tenant of the request at `seat` may hold no more.
+    pub(crate) fn note_quota(&mut self, seat: usize) {
+        let tenant = self.tenants.of(self.asks[seat].tenant);
+        let (held, limit) = (tenant.held, tenant.rules.hard_blocks);
+        self.note_wait(seat, Reason::OverQuota { held, limit });
+    }
+
+    /// Whether the tenant of the request at `seat` holds more than its soft quota.
+    pub(crate) fn is_over_soft(&self, seat: usize) -> bool {
+        let tenant = self.tenants.of(self.asks[seat].tenant);
+        tenant.held > tenant.rules.soft_blocks
+    }
+
+    /// Rows for which an admission promises blocks: those of what is known, or with `no_evict` all that there may be.
+    pub(crate) fn rows_to_promise(&self, seat: usize) -> usize {
+        let request = self.request(seat);
+        if !self.config.queue.no_evict || mutant::is_on(Mutant::PromiseOnlyKnown) {
+            return request.num_tokens();
+        }
+        self.most_rows(request.prompt_len, &request.limits).max(request.num_tokens())
+    }
+
+    /// Blocks that must stay free beside those of the request at `seat`, if it is admitted: for those that run, and itself, to grow.
+    fn reserve(&self, seat: usize) -> u32 {
+        if self.running.is_empty() || self.into_room == Some(seat) || mutant::is_on(Mutant::NothingReserved) {
+            return 0;
+        }
+        let mut reserve = u64::from(self.config.queue.watermark);
+        if self.config.queue.estimate_growth && !self.config.queue.no_evict {
+            let now = self.blocks_of(self.request(seat).num_tokens());
+            reserve += self.outlook.expected + u64::from(self.expected_blocks(seat)).saturating_sub(now);
+        }
+        u32::try_from(reserve).unwrap_or(u32::MAX)
+    }
+
+    /// With `no_evict`: promises again what running requests lost when they had to go back, as far as it is free.
+    pub(crate) fn pay_debts(&mut self) {
+        if !self.config.queue.no_evict || !std::mem::take(&mut self.owes) {
+            return;
+        }
+        for at in 0..self.running.len() {
+            let seat = self.running[at];
+            let wanted = self.rows_to_promise(seat);
+            let request = self.request(seat);
+            let need = self.groups.need(request.computed, request.table.len(), wanted) as u32;
+            let missing = need.saturating_sub(request.promised);
+            let more = missing.min(self.pool.num_free().saturating_sub(self.promised));
+            self.owes |= more < missing;
+            self.request_mut(seat).promised += more;
+            self.promised += more;
+            self.recount(seat);
+        }
     }
 
     /// Charges the prompt of a request that was just admitted to its tenant, but for what was cached or charged before.
@@ -129,7 +225,8 @@ impl Scheduler {
         let size = self.block_size;
         let (known, prompt_len) = (self.request(seat).num_tokens(), self.request(seat).prompt_len);
         let unpromised = self.pool.num_free().saturating_sub(self.promised);
-        if let Some(needed) = self.asks[seat].short_of.filter(|&rest| rest > unpromised)
+        let reserve = self.reserve(seat);
+        if let Some(needed) = self.asks[seat].short_of.filter(|rest| rest.saturating_add(reserve) > unpromised)
             && !self.running.is_empty()
         {
             return Admission::Blocked { needed };
@@ -137,7 +234,11 @@ impl Scheduler {
         self.find_hits(seat);
         let hits = self.hit.len();
         let next = self.request(seat).keys.get(hits);
-        let awaited = hits < size.full_blocks(known - 1) && next.is_some_and(|key| contains(&self.frontier, key));
+        let is_pending = |key: &Key| {
+            self.config.queue.no_evict && matches!(self.pool.index().lookup(key), Some((_, KeyState::Pending)))
+        };
+        let is_awaited = |key: &Key| contains(&self.frontier, key) || is_pending(key);
+        let awaited = hits < size.full_blocks(known - 1) && next.is_some_and(is_awaited);
         if awaited && !mutant::is_on(Mutant::NoPrefixWait) {
             return Admission::PrefixInFlight;
         }
@@ -149,18 +250,22 @@ impl Scheduler {
             let first = *self.request_mut(seat).first_hit.get_or_insert(hits);
             start = first.max(hits) * size.tokens();
         }
-        let rest = self.groups.need(hits * size.tokens(), hits, known) as u32;
+        let rest = self.groups.need(hits * size.tokens(), hits, self.rows_to_promise(seat)) as u32;
+        let will_hold = rest + self.hit.blocks().count() as u32;
+        if will_hold > self.room_of_tenant(&self.asks[seat]) && !mutant::is_on(Mutant::QuotaExceeded) {
+            return Admission::OverQuota;
+        }
         let free_hits = self.hit.blocks().filter(|&block| self.pool.takes_free(block)).count() as u32;
         let mut partial = self.find_partial(seat, hits);
         let promised = if mutant::is_on(Mutant::IgnorePromises) { 0 } else { self.promised };
-        if rest + free_hits > self.pool.num_free().saturating_sub(promised) {
+        let free = self.pool.num_free().saturating_sub(promised).saturating_sub(reserve);
+        if rest + free_hits > free {
             if mutant::is_on(Mutant::BlockedKeepsHits) {
                 self.hold_hits(seat);
             }
             self.remember_short(seat, hits, rest);
             return Admission::Blocked { needed: rest + free_hits };
         }
-        let free = self.pool.num_free().saturating_sub(promised);
         let takes_free_source = |hit: &PartialHit| self.pool.holders(hit.source) == 0 && self.pool.is_free(hit.source);
         let mut needed = rest + free_hits + u32::from(partial.as_ref().is_some_and(takes_free_source));
         if needed > free {
@@ -185,10 +290,12 @@ impl Scheduler {
         if self.request(seat).cached.is_none() || mutant::is_on(Mutant::MissCountedAgain) {
             self.explain_hit(seat);
         }
+        let expected = self.expected_blocks(seat);
         self.start_running(seat, start, now_us);
         self.hold_hits(seat);
         self.request_mut(seat).promised = rest;
         self.promised += rest;
+        self.open_account(seat, expected);
         if let Some(hit) = partial {
             self.lease_source(hit);
         }
@@ -216,7 +323,7 @@ impl Scheduler {
     }
 
     /// Finds the longest known prefix. The last token is always computed, so that there are logits to sample from.
-    fn find_hits(&mut self, seat: usize) {
+    pub(crate) fn find_hits(&mut self, seat: usize) {
         let size = self.block_size;
         let request = self.seats[seat].as_ref().expect("a seat in use");
         let mut most = size.full_blocks(request.num_tokens() - 1);
@@ -224,7 +331,12 @@ impl Scheduler {
             most = size.full_blocks(request.num_tokens());
         }
         let keys = &request.keys[..most.min(request.keys.len())];
-        self.hit.find(self.pool.index(), &self.groups, keys);
+        if self.config.queue.no_evict {
+            // Who shares what is not confirmed may lose it, and was not promised blocks of its own.
+            self.hit.find_published(self.pool.index(), &self.groups, keys);
+        } else {
+            self.hit.find(self.pool.index(), &self.groups, keys);
+        }
         if let Some(at) = self.first_forged(seat) {
             self.counters.forged_hits += 1;
             let keys = &self.seats[seat].as_ref().expect("a seat in use").keys[..at];

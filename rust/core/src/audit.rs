@@ -9,6 +9,7 @@ use crate::ids::BlockId;
 use crate::prefix_index::KeyState;
 use crate::request::{Place, Request};
 use crate::scheduler::Scheduler;
+use crate::tenants::Backlog;
 
 fn wrong<T>(check: &'static str, detail: String) -> Result<T> {
     Err(Error::Audit { check, detail })
@@ -25,6 +26,7 @@ impl Scheduler {
         self.audit_pins()?;
         self.audit_leases()?;
         self.audit_promises()?;
+        self.audit_quotas()?;
         self.audit_writers()?;
         self.seats.iter().flatten().try_for_each(|request| self.audit_rows(request))?;
         if self.idle_with_work && self.flight.oldest().is_none() && self.running.len() + self.waiting.len() > 0 {
@@ -128,12 +130,42 @@ impl Scheduler {
 
     /// A1: what was promised is free.
     fn audit_promises(&self) -> Result<()> {
-        let sum: u32 = self.seats.iter().flatten().map(|request| request.promised).sum();
+        let room = self.made_room_for.map_or(0, |(_, blocks)| blocks);
+        let sum: u32 = room + self.seats.iter().flatten().map(|request| request.promised).sum::<u32>();
         if sum != self.promised || sum > self.pool.num_free() {
             let free = self.pool.num_free();
             return wrong(
                 "A1",
                 format!("requests were promised {sum}, {} are counted, {free} are free", self.promised),
+            );
+        }
+        Ok(())
+    }
+
+    /// A2: what each tenant holds and has waiting is what its requests hold and wait for, and no more than it may hold.
+    fn audit_quotas(&self) -> Result<()> {
+        let mut held = vec![(0, Backlog::default()); self.tenants.all().len()];
+        let mut expected = 0;
+        for (seat, request) in self.seats.iter().enumerate() {
+            let Some(request) = request else { continue };
+            let ask = &self.asks[seat];
+            let named: usize = request.tables().map(|table| table.len() - table.num_null()).sum();
+            let blocks = named as u32 + request.promised;
+            held[ask.tenant as usize].0 += blocks;
+            held[ask.tenant as usize].1.add(ask.backlog);
+            expected += u64::from(ask.account.expected.saturating_sub(blocks));
+        }
+        let mut all = Backlog::default();
+        for (tenant, (held, backlog)) in self.tenants.all().iter().zip(held) {
+            all.add(backlog);
+            if (tenant.held, tenant.backlog) != (held, backlog) || held > tenant.rules.hard_blocks {
+                return wrong("A2", format!("{tenant:?} holds {held} blocks and has {backlog:?} waiting"));
+            }
+        }
+        if all != self.backlog || expected != self.outlook.expected {
+            return wrong(
+                "A2",
+                format!("{all:?} waits, {expected} blocks are expected; counted are {:?}", self.outlook),
             );
         }
         Ok(())

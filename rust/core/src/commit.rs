@@ -223,6 +223,8 @@ impl Scheduler {
         let planned_in = request.planned_in;
         let when = self.when_free(planned_in, rest.blocks());
         self.pool.release(rest, when);
+        self.owes = true;
+        self.recount(entry.seat());
     }
 
     /// The rows of entry `at` of step `step` are computed. Without the token that was due, its last row is not: it is planned again, and

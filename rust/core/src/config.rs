@@ -113,7 +113,7 @@ impl Config {
         at_most("pin_budget", self.pin_budget, 0, self.num_blocks - 1)?;
         shares::check(&self.domain_shares, self.num_blocks - 1)?;
         group::check(&self.groups)?;
-        self.queue.validate()?;
+        self.queue.validate(self.num_blocks - 1)?;
         self.hasher().map(drop)
     }
 

@@ -24,10 +24,16 @@ pub enum Error {
         /// Blocks of the pool but the null block.
         usable: u64,
     },
-    /// As many requests wait as may wait.
+    /// As much waits as may wait.
     QueueFull {
-        /// `max_waiting`.
+        /// The limit, by the name of its option.
+        what: &'static str,
+        /// How much may wait.
         limit: u64,
+        /// How much waits.
+        waiting: u64,
+        /// When there will be room at the rate at which requests were admitted lately; unknown before the first was.
+        retry_after_us: Option<u64>,
     },
     /// Fewer blocks are free than were asked for: wait or preempt.
     OutOfBlocks {
@@ -114,7 +120,10 @@ impl std::fmt::Display for Error {
             Error::NeverFits { needed, usable } => {
                 write!(f, "the request needs {needed} KV blocks, the pool has {usable} usable ones")
             }
-            Error::QueueFull { limit } => write!(f, "{limit} requests are waiting, which is the limit (max_waiting)"),
+            Error::QueueFull { what, limit, waiting, retry_after_us } => {
+                write!(f, "the queue is full: {waiting} wait, {limit} may ({what})")?;
+                retry_after_us.map_or(Ok(()), |us| write!(f, "; retry after {us} us"))
+            }
             Error::OutOfBlocks { needed, free } => write!(f, "{needed} blocks were asked for, {free} are free"),
             Error::OverPinBudget { needed, pinned, budget } => {
                 write!(f, "the pin needs {needed} blocks more, {pinned} are pinned and {budget} may be (pin_budget)")

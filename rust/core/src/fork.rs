@@ -4,6 +4,7 @@
 //! Both go on from the confirmed length: rows that the step in flight writes, copies or shares unconfirmed belong to the parent alone.
 //! Who then writes first into the last, partial block gets a copy: see `copy_on_write.rs`.
 
+use crate::accounts::Account;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, RequestId};
@@ -41,6 +42,7 @@ impl Scheduler {
         }
         self.check_fits(request.prompt_len, &limits)?;
         self.may_have_row()?;
+        let promise = self.promise_of_fork(seat, &limits)?;
         let (rows, size) = (self.confirmed(seat), self.block_size);
         for table in request.tables() {
             let head = table.blocks().iter().take(size.blocks_for(rows));
@@ -66,7 +68,14 @@ impl Scheduler {
         child.table = tables.remove(0);
         child.others = tables.into();
         let tokens = saturated(child.num_tokens() as u64);
-        let mut ask = Ask { submitted_us: now_us, passed: 0, charged: rows as u32, ..self.asks[seat] };
+        let expected = self.expected_blocks(seat);
+        let mut ask = Ask {
+            submitted_us: now_us,
+            passed: 0,
+            charged: rows as u32,
+            account: Account::default(),
+            ..self.asks[seat]
+        };
         ask.rank.arrival = id.0;
         self.tenants.enter_again(ask.tenant);
         let seat_of_child = self.sit(child, ask);
@@ -76,6 +85,9 @@ impl Scheduler {
         self.make_room(seat_of_child);
         let at = self.rank_in_running(seat_of_child);
         self.running.insert(at, seat_of_child);
+        self.request_mut(seat_of_child).promised = promise;
+        self.promised += promise;
+        self.open_account(seat_of_child, expected);
         self.untold.push((seat_of_child, id));
         self.counters.forks += 1;
         for step in self.flight.in_flight().collect::<Vec<_>>() {
@@ -123,15 +135,37 @@ impl Scheduler {
         }
         self.go_back(seat, rows);
         self.note(seat, Reason::Truncated { tokens: saturated(num_tokens as u64) });
+        let wanted = self.rows_to_promise(seat);
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        let need = self.groups.need(request.computed, request.table.len(), request.num_tokens()) as u32;
+        let need = self.groups.need(request.computed, request.table.len(), wanted) as u32;
         let spare = request.promised.saturating_sub(need);
         request.promised -= spare;
         self.promised -= spare;
+        if self.request(seat).place != Place::Waiting {
+            self.recount(seat);
+        }
         if self.request(seat).place == Place::Waiting {
             self.follow_anew(seat);
         }
         Ok(())
+    }
+
+    /// Blocks that a child of the request at `seat` is promised at its fork: none, but with `no_evict` all that it may need, and one to
+    /// copy to.
+    fn promise_of_fork(&self, seat: usize, limits: &Limits) -> Result<u32> {
+        let request = self.request(seat);
+        let (rows, len) = (self.confirmed(seat), self.block_size.blocks_for(self.confirmed(seat)));
+        let room = self.room_of_tenant(&self.asks[seat]);
+        let held = (len * self.groups.len()) as u32;
+        let mut promise = 0;
+        if self.config.queue.no_evict {
+            promise = self.groups.need(rows, len, self.most_rows(request.prompt_len, limits)) as u32 + 1;
+        }
+        let free = self.pool.num_free().saturating_sub(self.promised).min(room.saturating_sub(held));
+        if promise > free || held > room {
+            return Err(Error::OutOfBlocks { needed: promise.max(held), free: free.min(room) });
+        }
+        Ok(promise)
     }
 
     /// Rows of a request that no step in flight can take back.
@@ -163,6 +197,8 @@ impl Scheduler {
         let planned_in = request.planned_in;
         let when = self.when_free(planned_in, rest.blocks());
         self.pool.release(rest, when);
+        self.owes = true;
+        self.recount(seat);
     }
 
     /// Names the forked requests that still run to the caller, with their rows and tables.

@@ -57,11 +57,13 @@ pub mod tenants;
 pub mod timeline;
 pub mod vllm_encoding;
 
+mod accounts;
 mod admission;
 mod audit;
 mod cache_follower;
 mod commit;
 mod copy_on_write;
+mod drain;
 mod expiry;
 mod explain;
 mod flight;
@@ -71,9 +73,11 @@ mod partial_hit;
 mod partial_index;
 mod planning;
 mod preemption;
+mod queue_limits;
 mod recording_fields;
 #[cfg(not(feature = "mutants"))]
 mod refusal;
+mod room;
 mod seat_heap;
 mod sha256;
 mod sight;

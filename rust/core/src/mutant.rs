@@ -140,6 +140,26 @@ mutants! {
     PassForEver = "pass_for_ever",
     /// A remembered hit is not read again.
     HitNotFollowed = "hit_not_followed",
+    /// The watermark counts as usable at submit.
+    WatermarkUsable = "watermark_usable",
+    /// Submit does not ask for the tenant's quota.
+    QuotaNotAsked = "quota_not_asked",
+    /// A tenant may hold more than its hard quota.
+    QuotaExceeded = "quota_exceeded",
+    /// A tenant above its soft quota does not yield.
+    SoftQuotaIgnored = "soft_quota_ignored",
+    /// The queue is limited by requests only.
+    OnlyRequestsLimited = "only_requests_limited",
+    /// With `no_evict` only what is known is promised.
+    PromiseOnlyKnown = "promise_only_known",
+    /// With `no_evict` a growth preempts all the same.
+    EvictAnyway = "evict_anyway",
+    /// An admission leaves nothing free for growth.
+    NothingReserved = "nothing_reserved",
+    /// Victims are chosen whatever their class.
+    ClassIgnored = "class_ignored",
+    /// A waiting request displaces running ones of its own class.
+    RoomFromEquals = "room_from_equals",
     /// Deadlines pass without an end.
     NeverExpires = "never_expires",
     /// An abort leaves the seat of the request in the waiting line.

@@ -42,24 +42,33 @@ impl Scheduler {
         let preemptions_before = self.counters.preemptions;
         self.expire(now_us);
         self.follow_cache();
+        self.drain.begin(now_us);
         if self.groups.has_window() {
             self.leave_out_of_sight();
         }
+        self.pay_debts();
+        self.displace();
+        let made_room = self.counters.preemptions > preemptions_before;
         self.plan_running(&mut budget);
         let has_preempted = self.counters.preemptions > preemptions_before;
+        if made_room && self.refused.is_none() {
+            self.admit_into_room(&mut budget, now_us);
+        }
         if (!has_preempted || mutant::is_on(Mutant::AdmitAfterPreempt)) && self.refused.is_none() {
+            self.into_room = self.take_room();
             self.plan_waiting(&mut budget, now_us);
         } else if let Some(first) = self.waiting.head() {
             let reason = if has_preempted { Reason::AfterPreemption {} } else { Reason::StepRefused {} };
             self.note_wait(first, reason);
         }
-        let freed = has_preempted || self.ended.len() > ended_before;
+        let freed = has_preempted || self.ended.len() > ended_before || self.end_deadlock();
         if let Err(error) = self.check_progress(freed) {
             self.counters.wasted_rows_sum = wasted_before;
             return Err(error);
         }
         self.tell_forks();
         self.charge_step();
+        self.drain.end(now_us, self.waiting.len() > 0);
         self.steps += 1;
         self.take_off();
         let room = self.layout.ended.len() / 2;
@@ -274,13 +283,28 @@ impl Scheduler {
                     at = if mutant::is_on(Mutant::PreemptEqual) { self.rank_in_running(seat) } else { at };
                     at += 1;
                 }
+                Growth::OverQuota
+                    if self.flight.oldest().is_none()
+                        && self.tenants.of(self.asks[seat].tenant).held == self.asks[seat].account.held =>
+                {
+                    self.stop_running(seat);
+                    self.end(seat, End::Capacity);
+                }
                 Growth::NoVictim { .. }
-                    if at == 0 && self.flight.oldest().is_none() && !mutant::leaves_lone_requests() =>
+                    if at == 0
+                        && self.flight.oldest().is_none()
+                        && (self.running.len() == 1 || !self.config.queue.no_evict)
+                        && !mutant::leaves_lone_requests() =>
                 {
                     self.stop_running(seat);
                     self.end(seat, End::Capacity);
                 }
                 Growth::NoVictim { .. } if mutant::is_on(Mutant::PreemptSelf) => self.preempt(seat),
+                Growth::OverQuota => {
+                    self.note_quota(seat);
+                    self.count_idle_rows(seat);
+                    at += 1;
+                }
                 Growth::NoVictim { needed } => {
                     self.note_no_victim(seat, needed);
                     self.count_idle_rows(seat);

@@ -62,7 +62,7 @@ impl PolicyKind {
     }
 }
 
-/// An order of waiting requests. They stand in lines, of which the one with the lowest standing goes first.
+/// An order of waiting requests. Each tenant has a line, and the line with the lowest standing goes first.
 pub(crate) trait Policy: std::fmt::Debug + Send + Sync {
     /// The class of a request's rank, which never changes.
     fn class(&self, priority: i32, submitted_us: u64) -> i64 {
@@ -73,20 +73,15 @@ pub(crate) trait Policy: std::fmt::Debug + Send + Sync {
     /// The order of a request in its line, smallest first.
     fn key(&self, ask: &Ask) -> Key;
 
-    /// The line in which a request stands.
-    fn line(&self, ask: &Ask) -> usize {
-        let _ = ask;
-        0
-    }
-
-    /// Where a line stands among the others, lowest first. It may rise at any time; the line is told when it falls.
-    fn standing(&self, line: usize) -> u64 {
+    /// Where a tenant's line, which begins with `first`, stands among the others, lowest first. Without a change of `first` it may
+    /// only rise.
+    fn standing(&self, line: usize, first: Key) -> Key {
         let _ = line;
-        0
+        first
     }
 
-    /// A line in which nobody stood is joined; `lowest` is the lowest standing of the others with somebody in them.
-    fn wake(&mut self, line: usize, weight: u32, lowest: Option<u64>) {
+    /// A line in which nobody stood is joined; `lowest` is the number of the one that goes first, if somebody waits.
+    fn wake(&mut self, line: usize, weight: u32, lowest: Option<usize>) {
         let _ = (line, weight, lowest);
     }
 

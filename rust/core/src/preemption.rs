@@ -3,6 +3,7 @@
 //! A victim ranks strictly below the taker, so equals never swap places and the request of highest rank always advances
 //! (design 10). A sequence that finds no victim is skipped and keeps its blocks. Victims are computed anew when their turn comes.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use crate::error::Error;
@@ -18,6 +19,8 @@ pub(crate) enum Growth {
     Fits,
     /// Nobody ranks below it, and so many blocks beyond its promise do not suffice.
     NoVictim { needed: u32 },
+    /// Its tenant may hold no more, and nobody of it ranks below.
+    OverQuota,
     /// One of its steps was refused; nothing changed.
     Refused(Error),
 }
@@ -38,7 +41,20 @@ impl Scheduler {
             if needed == 0 {
                 return Growth::Fits;
             }
-            let own = self.request(seat).promised.min(missing_in_all);
+            let may_use = if self.config.queue.no_evict { needed } else { missing_in_all };
+            let own = self.request(seat).promised.min(may_use);
+            if missing_in_all.saturating_sub(own) > self.room_of_tenant(&self.asks[seat])
+                && !mutant::is_on(Mutant::QuotaExceeded)
+            {
+                match self.victim_of_tenant(seat) {
+                    Some(victim) => {
+                        self.note_preemption(victim, seat);
+                        self.preempt(victim);
+                    }
+                    None => return Growth::OverQuota,
+                }
+                continue;
+            }
             let unpromised = self.pool.num_free().saturating_sub(self.promised);
             let beyond = needed - own;
             if beyond <= unpromised {
@@ -48,11 +64,15 @@ impl Scheduler {
                 let first = self.copy_tail(seat).unwrap_or(self.request(seat).table.len());
                 self.take_blocks(seat, missing as u32, own);
                 self.note_change(seat, first);
+                self.recount(seat);
                 return Growth::Fits;
             }
             let short = beyond - unpromised;
-            if self.unname_tail(seat) {
+            if self.unname_tail(seat) || self.take_room_below(seat) {
                 continue;
+            }
+            if self.config.queue.no_evict && !mutant::is_on(Mutant::EvictAnyway) {
+                return Growth::NoVictim { needed: beyond };
             }
             // What steps in flight name is free when they have ended.
             if short <= self.pool.num_parked() || !self.suffices_below(seat, short) {
@@ -83,6 +103,7 @@ impl Scheduler {
         let request = self.seats[seat].as_mut().expect("a seat in use");
         self.counters.preemptions += 1;
         self.counters.recomputed_tokens += request.computed as u64;
+        self.outlook.see_stop(request.num_outputs());
         request.preemptions += 1;
         request.forget_rows();
         if self.config.enable_prefix_caching {
@@ -148,6 +169,7 @@ impl Scheduler {
             if taken > 0 {
                 let request = self.request(seat).id.0;
                 self.note(owner, Reason::PromiseTakenBy { request, blocks: taken });
+                self.recount(owner);
             }
         }
         left < wanted
@@ -179,9 +201,28 @@ impl Scheduler {
         if mutant::is_on(Mutant::PreemptEqual) && rank > 0 {
             return Some(self.running[0]);
         }
-        let tired = |seat: usize| self.request(seat).preemptions >= self.config.max_preemptions;
         // The lowest of equals: its loss delays nobody above it.
-        self.running[rank + 1..].iter().rev().copied().min_by_key(|&seat| (tired(seat), self.request(seat).computed))
+        self.running[rank + 1..].iter().rev().copied().min_by_key(|&seat| self.cost_of(seat))
+    }
+
+    /// The request below `seat` and of the same tenant that goes first as a victim.
+    fn victim_of_tenant(&self, seat: usize) -> Option<usize> {
+        if self.config.queue.no_evict {
+            return None;
+        }
+        let rank = self.rank_in_running(seat);
+        let is_of_tenant = |&other: &usize| self.asks[other].tenant == self.asks[seat].tenant;
+        let below = self.running[rank + 1..].iter().rev().copied().filter(is_of_tenant);
+        below.min_by_key(|&seat| self.cost_of(seat))
+    }
+
+    /// In which order requests are taken, the smallest first: not tired, of the lowest class, of a tenant above its soft quota, cheap.
+    /// The last part is what giving it up costs: tokens to compute anew. Where blocks can be swapped, their bytes stand here as well.
+    pub(crate) fn cost_of(&self, seat: usize) -> (bool, Reverse<i64>, bool, usize) {
+        let request = self.request(seat);
+        let is_tired = request.preemptions >= self.config.max_preemptions;
+        let class = if mutant::is_on(Mutant::ClassIgnored) { 0 } else { self.asks[seat].rank.class };
+        (is_tired, Reverse(class), !self.is_over_soft(seat), request.computed)
     }
 }
 

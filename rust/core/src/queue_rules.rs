@@ -22,6 +22,18 @@ pub struct QueueRules {
     pub prefix_band: u32,
     /// Smaller requests that may be admitted before one that does not fit yet.
     pub max_pass: u32,
+    /// Blocks that an admission leaves free while others run, for these to grow.
+    pub watermark: u32,
+    /// Whether an admission also leaves free what those that run are expected to take yet.
+    pub estimate_growth: bool,
+    /// Nobody is ever preempted: an admission promises the whole length that a request may have.
+    pub no_evict: bool,
+    /// Whether a waiting request preempts running ones of lower classes; only with policy `priority`.
+    pub preempt_for_waiting: bool,
+    /// Tokens of all requests that wait at once; 0 is no limit.
+    pub max_waiting_tokens: u64,
+    /// Blocks for the tokens of all requests that wait at once; 0 is no limit.
+    pub max_waiting_blocks: u64,
     /// Rules of tenants by name.
     pub tenants: Vec<(Box<str>, TenantRules)>,
     /// Rules of every other tenant.
@@ -36,6 +48,12 @@ impl Default for QueueRules {
             latest_deadline_us: 60_000_000,
             prefix_band: 1024,
             max_pass: 8,
+            watermark: 0,
+            estimate_growth: true,
+            no_evict: false,
+            preempt_for_waiting: false,
+            max_waiting_tokens: 0,
+            max_waiting_blocks: 0,
             tenants: Vec::new(),
             other_tenants: TenantRules::default(),
         }
@@ -43,11 +61,11 @@ impl Default for QueueRules {
 }
 
 impl QueueRules {
-    /// Checks every bound.
+    /// Checks every bound, for a pool with so many usable blocks.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] naming the first field that breaks one.
-    pub fn validate(&self) -> Result<()> {
+    pub fn validate(&self, usable: u32) -> Result<()> {
         let within = |field, value: u64, low: u64, high: u64| {
             if (low..=high).contains(&value) {
                 return Ok(());
@@ -58,6 +76,11 @@ impl QueueRules {
         within("latest_deadline_us", self.latest_deadline_us, 1, 1 << 50)?;
         within("prefix_band", u64::from(self.prefix_band), 1, 1 << 24)?;
         within("max_pass", u64::from(self.max_pass), 0, 1 << 24)?;
+        within("watermark", u64::from(self.watermark), 0, u64::from(usable - 1))?;
+        if self.preempt_for_waiting && (self.policy != PolicyKind::Priority || self.no_evict) {
+            let bound = "needs policy priority, and excludes no_evict".to_owned();
+            return Err(Error::InvalidInput { field: "preempt_for_waiting", value: 1, bound });
+        }
         self.other_tenants.validate()?;
         self.tenants.iter().try_for_each(|(name, rules)| check_name(name).and_then(|()| rules.validate()))
     }

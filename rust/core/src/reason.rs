@@ -136,6 +136,20 @@ reasons! {
     11 AfterPreemption "after_preemption" Wait {} "waits: a step that preempts admits nobody";
     /// One of its steps was refused by the pool.
     12 StepRefused "step_refused" Wait {} "waits: one of its steps was refused by the pool";
+    /// Its tenant may hold no more blocks.
+    13 OverQuota "over_quota" Wait {
+        /// Blocks that its tenant holds.
+        held: u32,
+        /// Its hard quota.
+        limit: u32
+    } "waits: its tenant holds {held} KV blocks, {limit} it may hold";
+    /// Its tenant is above its soft quota, and others wait.
+    14 Yields "yields" Wait {
+        /// Blocks that its tenant holds.
+        held: u32,
+        /// Its soft quota.
+        limit: u32
+    } "waits: its tenant holds {held} KV blocks, above {limit} it goes behind others";
     /// A running request cannot grow, and nobody that ranks below it has what it lacks.
     20 NoVictim "no_victim" Wait {
         /// Blocks that it lacks.
@@ -185,9 +199,9 @@ reasons! {
     } "was refused: it needs {needed} KV blocks, the pool has {usable} usable ones";
     /// As many wait as may wait.
     42 QueueFull "queue_full" Refusal {
-        /// `max_waiting`.
+        /// The limit, of requests, tokens or blocks.
         limit: u64
-    } "was refused: {limit} requests wait, which is the limit (max_waiting)";
+    } "was refused: the queue is full, {limit} may wait";
     /// A fork's parent waits, or has ended.
     43 NotRunning "not_running" Refusal {
         /// The parent.
@@ -311,7 +325,7 @@ impl Reason {
             Error::NeverFits { needed, usable } => {
                 Reason::NeverFits { needed: saturated(needed), usable: saturated(usable) }
             }
-            Error::QueueFull { limit } => Reason::QueueFull { limit },
+            Error::QueueFull { limit, .. } => Reason::QueueFull { limit },
             Error::NotRunning { request } | Error::UnknownRequest { request } => {
                 Reason::NotRunning { request: request.0 }
             }

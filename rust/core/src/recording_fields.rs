@@ -222,11 +222,29 @@ pub(crate) fn put_config(out: &mut Vec<u8>, config: &Config) {
     out.extend([enable_prefix_caching, explain_misses, enable_partial_hits].map(|&flag| u8::from(flag)));
     put_text(out, hash_algorithm.name().as_bytes());
     [hash_seed, kv_layout, weights_version].into_iter().for_each(|text| put_text(out, text));
-    let QueueRules { policy, ageing_us, latest_deadline_us, prefix_band, max_pass, tenants, other_tenants } = queue;
+    let QueueRules {
+        policy,
+        ageing_us,
+        latest_deadline_us,
+        prefix_band,
+        max_pass,
+        watermark,
+        estimate_growth,
+        no_evict,
+        preempt_for_waiting,
+        max_waiting_tokens,
+        max_waiting_blocks,
+        tenants,
+        other_tenants,
+    } = queue;
     put_text(out, policy.name().as_bytes());
     for number in [*ageing_us, *latest_deadline_us, u64::from(*prefix_band), u64::from(*max_pass)] {
         put(out, number);
     }
+    put(out, u64::from(*watermark));
+    out.extend([*estimate_growth, *no_evict, *preempt_for_waiting].map(u8::from));
+    put(out, *max_waiting_tokens);
+    put(out, *max_waiting_blocks);
     put(out, tenants.len() as u64);
     for (name, rules) in tenants {
         put_text(out, name.as_bytes());
@@ -241,8 +259,13 @@ pub(crate) fn put_config(out: &mut Vec<u8>, config: &Config) {
 }
 
 fn put_rules(out: &mut Vec<u8>, rules: &TenantRules) {
-    let TenantRules { weight } = *rules;
-    put(out, u64::from(weight));
+    let TenantRules { weight, hard_blocks, soft_blocks, max_waiting, max_waiting_tokens, max_waiting_blocks } = *rules;
+    for number in [weight, hard_blocks, soft_blocks] {
+        put(out, u64::from(number));
+    }
+    for number in [max_waiting, max_waiting_tokens, max_waiting_blocks] {
+        put(out, number);
+    }
 }
 
 /// Bytes that are not read yet.
@@ -437,13 +460,37 @@ impl<'a> Left<'a> {
         };
         let (ageing_us, latest_deadline_us) = (self.number()?, self.number()?);
         let (prefix_band, max_pass) = (self.number32()?, self.number32()?);
-        let tenants = self.list(2, |left| Ok((left.string()?.into(), left.rules()?)))?;
+        let watermark = self.number32()?;
+        let (estimate_growth, no_evict, preempt_for_waiting) = (self.flag()?, self.flag()?, self.flag()?);
+        let (max_waiting_tokens, max_waiting_blocks) = (self.number()?, self.number()?);
+        let tenants = self.list(7, |left| Ok((left.string()?.into(), left.rules()?)))?;
         let other_tenants = self.rules()?;
-        Ok(QueueRules { policy, ageing_us, latest_deadline_us, prefix_band, max_pass, tenants, other_tenants })
+        Ok(QueueRules {
+            policy,
+            ageing_us,
+            latest_deadline_us,
+            prefix_band,
+            max_pass,
+            watermark,
+            estimate_growth,
+            no_evict,
+            preempt_for_waiting,
+            max_waiting_tokens,
+            max_waiting_blocks,
+            tenants,
+            other_tenants,
+        })
     }
 
     fn rules(&mut self) -> Result<TenantRules> {
-        Ok(TenantRules { weight: self.number32()? })
+        Ok(TenantRules {
+            weight: self.number32()?,
+            hard_blocks: self.number32()?,
+            soft_blocks: self.number32()?,
+            max_waiting: self.number()?,
+            max_waiting_tokens: self.number()?,
+            max_waiting_blocks: self.number()?,
+        })
     }
 
     fn turn(&mut self) -> Result<Turn> {

@@ -8,11 +8,13 @@ use std::collections::VecDeque;
 
 use hashbrown::HashTable;
 
+use crate::accounts::{Account, Outlook};
 use crate::block_hash::{BlockHasher, Prompt};
 use crate::block_pool::{BlockPool, Release};
 use crate::block_size::BlockSize;
 use crate::chain::Identity;
 use crate::config::Config;
+use crate::drain::Drain;
 use crate::error::{Error, Result};
 use crate::event_bytes::Encoder;
 use crate::events::EventLog;
@@ -32,7 +34,7 @@ use crate::reason::{Reason, saturated};
 use crate::request::{End, Limits, Place, Request};
 use crate::retention::Ranges;
 use crate::stats::Counters;
-use crate::tenants::{self, Tenants};
+use crate::tenants::{self, Backlog, Tenants};
 use crate::timeline::{Ring, Timelines};
 use crate::waiting_line::WaitingLine;
 
@@ -69,6 +71,16 @@ pub struct Scheduler {
     pub(crate) asks: Vec<Ask>,
     pub(crate) tenants: Tenants,
     pub(crate) expiries: Expiries,
+    /// All that waits.
+    pub(crate) backlog: Backlog,
+    pub(crate) drain: Drain,
+    pub(crate) outlook: Outlook,
+    /// The waiting request for which others were preempted, and the blocks that are promised to it.
+    /// With `no_evict`: some running request may have lost a block that it was promised.
+    pub(crate) owes: bool,
+    /// The waiting request for which room was made, while it is looked at.
+    pub(crate) into_room: Option<usize>,
+    pub(crate) made_room_for: Option<(RequestId, u32)>,
     /// Rows of the block tables that nobody has, the next one last.
     pub(crate) free_rows: Vec<Row>,
     /// Sum of `promised` over running requests; never more than are free.
@@ -143,6 +155,12 @@ impl Scheduler {
             asks: Vec::new(),
             tenants: Tenants::new(&config.queue.tenants, config.queue.other_tenants),
             expiries: Expiries::default(),
+            backlog: Backlog::default(),
+            drain: Drain::default(),
+            outlook: Outlook::default(),
+            owes: false,
+            into_room: None,
+            made_room_for: None,
             free_rows: (0..rows).rev().map(Row).collect(),
             promised: 0,
             steps: 0,
@@ -190,7 +208,12 @@ impl Scheduler {
         asked: Asked<'_>,
         now_us: u64,
     ) -> Result<RequestId> {
-        if let Err(error) = self.check(&prompt.tokens, &limits).and_then(|()| self.check_asked(&asked, now_us)) {
+        if let Err(error) = self
+            .check(&prompt.tokens, &limits)
+            .and_then(|()| self.check_asked(&asked, now_us))
+            .and_then(|()| self.check_tenant(&prompt.tokens, &limits, &asked))
+            .and_then(|()| self.check_queue(prompt.tokens.len(), asked.tenant))
+        {
             self.counters.refused += 1;
             self.timelines.count(Reason::of_refusal(&error));
             return Err(error);
@@ -362,8 +385,27 @@ impl Scheduler {
     /// The request at `seat`, which has no row and no block, waits from now on.
     pub(crate) fn start_waiting(&mut self, seat: usize) {
         self.begin_to_follow(seat);
+        let tokens = self.request(seat).num_tokens();
+        let backlog = Backlog { requests: 1, tokens: tokens as u64, blocks: self.blocks_of(tokens) };
+        self.backlog.add(backlog);
+        self.asks[seat].backlog = backlog;
         let ask = &self.asks[seat];
-        self.waiting.join(seat, ask, self.tenants.of(ask.tenant).rules.weight);
+        let tenant = self.tenants.of_mut(ask.tenant);
+        tenant.backlog.add(backlog);
+        self.waiting.join(seat, ask, tenant.rules.weight);
+    }
+
+    /// The request at `seat` has left the line.
+    pub(crate) fn end_waiting(&mut self, seat: usize) {
+        self.end_to_follow(seat);
+        let backlog = std::mem::take(&mut self.asks[seat].backlog);
+        self.backlog.take(backlog);
+        self.tenants.of_mut(self.asks[seat].tenant).backlog.take(backlog);
+    }
+
+    /// Blocks for so many tokens, in all groups.
+    pub(crate) fn blocks_of(&self, tokens: usize) -> u64 {
+        self.groups.need(0, 0, tokens) as u64
     }
 
     /// Takes a running request's row and blocks away. It is in neither line afterwards.
@@ -378,6 +420,7 @@ impl Scheduler {
         let planned_in = request.planned_in;
         let when = self.when_free(planned_in, all.blocks());
         self.pool.release(all, when);
+        self.close_account(seat);
     }
 
     /// When blocks of a table that was last planned in step `planned_in` (0 = no step names them) are free once nobody holds them: those
@@ -413,7 +456,10 @@ impl Scheduler {
         }
         self.remembered.push_back(Remembered { id: request.id, cached, miss: request.miss, timeline });
         match end {
-            End::Stop | End::Length => self.counters.finished += 1,
+            End::Stop | End::Length => {
+                self.counters.finished += 1;
+                self.outlook.see_end(request.num_outputs());
+            }
             End::Refused => self.counters.queue_expired += 1,
             End::Aborted | End::Capacity => self.counters.aborted += 1,
             End::Expired => {
@@ -438,7 +484,7 @@ impl Scheduler {
             Place::Waiting => {
                 if !mutant::is_on(Mutant::AbortWaitingLeaks) {
                     self.waiting.leave(seat, &self.asks[seat]);
-                    self.end_to_follow(seat);
+                    self.end_waiting(seat);
                 }
             }
             Place::Running(_) => {
@@ -469,9 +515,6 @@ impl Scheduler {
         }
         self.check_limits(limits)?;
         self.check_fits(prompt.len(), limits)?;
-        if self.waiting.len() >= self.config.max_waiting as usize {
-            return Err(Error::QueueFull { limit: u64::from(self.config.max_waiting) });
-        }
         Ok(())
     }
 
@@ -511,6 +554,8 @@ impl Scheduler {
             due_us: turn.deadline_us.min(turn.queue_deadline_us),
             cached_blocks: 0,
             short_of: None,
+            account: Account::default(),
+            backlog: Backlog::default(),
             passed: 0,
             charged: 0,
         }
@@ -536,9 +581,14 @@ impl Scheduler {
     /// Refuses what cannot fit even alone: the rows of the prompt and of the outputs that must be made. The newest output has no row.
     pub(crate) fn check_fits(&self, prompt_len: usize, limits: &Limits) -> Result<()> {
         let must_make = limits.min_tokens.max(1) as usize;
-        let rows = (prompt_len + must_make - 1).min(self.config.max_model_len as usize - 1);
+        let mut rows = (prompt_len + must_make - 1).min(self.config.max_model_len as usize - 1);
+        if self.config.queue.no_evict {
+            rows = self.most_rows(prompt_len, limits);
+        }
         let needed = self.groups.need(0, 0, rows) as u64;
-        let usable = u64::from(self.pool.usable()) + u64::from(mutant::is_on(Mutant::NullUsable));
+        let usable =
+            self.pool.usable() - if mutant::is_on(Mutant::WatermarkUsable) { 0 } else { self.config.queue.watermark };
+        let usable = u64::from(usable) + u64::from(mutant::is_on(Mutant::NullUsable));
         if needed > usable && !mutant::is_on(Mutant::NoNeverFits) {
             return Err(Error::NeverFits { needed, usable });
         }

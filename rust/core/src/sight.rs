@@ -51,13 +51,15 @@ impl Scheduler {
         if left > 0 {
             let freed = self.pool.num_free().saturating_sub(free);
             self.promise_again(seat, if mutant::is_on(Mutant::PromiseUnfreed) { left } else { freed });
+            self.recount(seat);
         }
     }
 
     /// Promises a request the blocks that it just freed, if it needs them.
     fn promise_again(&mut self, seat: usize, freed: u32) {
+        let wanted = self.rows_to_promise(seat);
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        let need = self.groups.need(request.computed, request.table.len(), request.num_tokens()) as u32;
+        let need = self.groups.need(request.computed, request.table.len(), wanted) as u32;
         let more = freed.min(need.saturating_sub(request.promised));
         request.promised += more;
         self.promised += more;

@@ -19,11 +19,50 @@ pub const MAX_NAME: usize = 1024;
 pub struct TenantRules {
     /// With policy `fair`: its share of the work, relative to that of others; 1..=4096.
     pub weight: u32,
+    /// Blocks that it holds at most; what it was promised counts as held, and a shared block once for each table.
+    pub hard_blocks: u32,
+    /// Blocks above which it yields: others go first while they wait, and of one class it is the first to be preempted.
+    pub soft_blocks: u32,
+    /// Requests of it that wait at once.
+    pub max_waiting: u64,
+    /// Tokens of them.
+    pub max_waiting_tokens: u64,
+    /// Blocks for these tokens.
+    pub max_waiting_blocks: u64,
 }
 
 impl Default for TenantRules {
     fn default() -> Self {
-        TenantRules { weight: 1 }
+        TenantRules {
+            weight: 1,
+            hard_blocks: u32::MAX,
+            soft_blocks: u32::MAX,
+            max_waiting: u64::MAX,
+            max_waiting_tokens: u64::MAX,
+            max_waiting_blocks: u64::MAX,
+        }
+    }
+}
+
+/// How much waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Backlog {
+    pub requests: u64,
+    pub tokens: u64,
+    pub blocks: u64,
+}
+
+impl Backlog {
+    pub fn add(&mut self, other: Backlog) {
+        self.requests += other.requests;
+        self.tokens += other.tokens;
+        self.blocks += other.blocks;
+    }
+
+    pub fn take(&mut self, other: Backlog) {
+        self.requests -= other.requests;
+        self.tokens -= other.tokens;
+        self.blocks -= other.blocks;
     }
 }
 
@@ -57,6 +96,10 @@ pub(crate) struct Tenant {
     pub rules: TenantRules,
     /// Live requests, waiting and running.
     pub live: usize,
+    /// Blocks of its running requests.
+    pub held: u32,
+    /// What waits of it.
+    pub backlog: Backlog,
     /// It stands in the order in which idle ones are forgotten.
     is_listed: bool,
 }
@@ -87,15 +130,28 @@ impl Tenants {
         &self.tenants[number as usize]
     }
 
+    pub fn of_mut(&mut self, number: u32) -> &mut Tenant {
+        &mut self.tenants[number as usize]
+    }
+
+    /// Every tenant that has a number.
+    pub fn all(&self) -> &[Tenant] {
+        &self.tenants
+    }
+
     /// The number of this tenant, if it has one.
     pub fn find(&self, name: &str) -> Option<u32> {
         self.numbers.get(name).copied()
     }
 
     /// The rules of a tenant of this name.
-    #[cfg(test)]
     pub fn rules(&self, name: &str) -> TenantRules {
         self.find(name).map_or(self.others, |number| self.of(number).rules)
+    }
+
+    /// What waits of a tenant of this name.
+    pub fn backlog(&self, name: &str) -> Backlog {
+        self.find(name).map_or(Backlog::default(), |number| self.of(number).backlog)
     }
 
     /// A request of this tenant begins to live. Its number, and whether that was another tenant's before.
@@ -140,7 +196,14 @@ impl Tenants {
 
     fn add(&mut self, name: &str, rules: TenantRules) -> u32 {
         let number = self.tenants.len() as u32;
-        self.tenants.push(Tenant { name: name.into(), rules, live: 0, is_listed: false });
+        self.tenants.push(Tenant {
+            name: name.into(),
+            rules,
+            live: 0,
+            held: 0,
+            backlog: Backlog::default(),
+            is_listed: false,
+        });
         self.numbers.insert(name.into(), number);
         number
     }
@@ -152,7 +215,10 @@ mod tests {
 
     #[test]
     fn idle_tenants_are_forgotten_and_live_ones_never() {
-        let mut tenants = Tenants::new(&[("paid".into(), TenantRules { weight: 4 })], TenantRules::default());
+        let mut tenants = Tenants::new(
+            &[("paid".into(), TenantRules { weight: 4, ..TenantRules::default() })],
+            TenantRules::default(),
+        );
         let (kept, _) = tenants.enter("kept");
         let mut reused = 0;
         for i in 0..3 * REMEMBERED {

@@ -71,6 +71,8 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("deadlines", rare.deadlines as u64),
         ("queue_deadlines", rare.queue_deadlines as u64),
         ("passes", rare.passes as u64),
+        ("rooms", rare.rooms as u64),
+        ("full", rare.full as u64),
         ("event_restarts", driver.followers.first.restarts as u64),
     ];
     for (what, times) in happened {

@@ -30,30 +30,33 @@ pub(super) struct Fair {
     last: u64,
 }
 
+impl Fair {
+    fn counter(&self, line: usize) -> u64 {
+        self.tenants.get(line).map_or(0, |tenant| tenant.0)
+    }
+}
+
 impl Policy for Fair {
     fn key(&self, ask: &Ask) -> Key {
         (0, ask.rank.arrival)
     }
 
-    fn line(&self, ask: &Ask) -> usize {
-        ask.tenant as usize
+    fn standing(&self, line: usize, _first: Key) -> Key {
+        (self.counter(line), line as u64)
     }
 
-    fn standing(&self, line: usize) -> u64 {
-        self.tenants.get(line).map_or(0, |tenant| tenant.0)
-    }
-
-    fn wake(&mut self, line: usize, weight: u32, lowest: Option<u64>) {
+    fn wake(&mut self, line: usize, weight: u32, lowest: Option<usize>) {
         if self.tenants.len() <= line {
             self.tenants.resize(line + 1, (0, 1));
         }
-        let floor = if mutant::is_on(Mutant::NoLift) { 0 } else { lowest.unwrap_or(self.last) };
+        let floor =
+            if mutant::is_on(Mutant::NoLift) { 0 } else { lowest.map_or(self.last, |lowest| self.counter(lowest)) };
         let tenant = &mut self.tenants[line];
         *tenant = (tenant.0.max(floor), weight);
     }
 
     fn sleep(&mut self, line: usize) {
-        self.last = self.standing(line);
+        self.last = self.counter(line);
     }
 
     fn forget(&mut self, line: usize) {

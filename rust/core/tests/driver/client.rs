@@ -39,6 +39,8 @@ pub struct Client {
     pub cached: Option<usize>,
     pub preemptions: u32,
     pub asked: Asked<'static>,
+    /// Tokens that it had when it began to wait.
+    pub queued: usize,
     pub rank: Rank,
     /// Requests behind it that were admitted before it although it did not wait for a prefix.
     pub passes: u32,

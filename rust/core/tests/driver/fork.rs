@@ -17,7 +17,13 @@ impl Driver {
         let confirmed = self.confirmed(parent);
         match self.scheduler.fork(RequestId(parent), limits.clone(), now_us) {
             Err(error) => {
-                ensure(must_refuse.iter().any(|wanted| *wanted == kind(&error)), "fork", || {
+                // What it must be promised, or its tenant may hold, is not known here.
+                let hard =
+                    self.clients.get(&parent).map_or(u32::MAX, |parent| self.rules_of(parent.asked.tenant).hard_blocks);
+                let is_short = matches!(error, Error::OutOfBlocks { .. });
+                let may_be_short = self.config().queue.no_evict || hard < u32::MAX;
+                let is_known = must_refuse.iter().any(|wanted| *wanted == kind(&error));
+                ensure(is_known || (is_short && may_be_short), "fork", || {
                     format!("fork of {parent} gives {error}; reasons: {must_refuse:?}")
                 })?;
                 self.unchanged_since(&before)?;
@@ -138,7 +144,9 @@ impl Driver {
         }
         let must_make = limits.min_tokens.max(1) as usize;
         let longest = self.config().max_model_len as usize - 1;
-        if self.need((client.prompt_len + must_make - 1).min(longest)) > self.config().num_blocks as usize - 1 {
+        let queue = &self.config().queue;
+        let rows = client.prompt_len + if queue.no_evict { limits.max_tokens as usize } else { must_make } - 1;
+        if self.need(rows.min(longest)) > (self.config().num_blocks - 1 - queue.watermark) as usize {
             reasons.push("never fits");
         }
         if self.scheduler.num_running() == self.config().rows() as usize {

@@ -79,6 +79,10 @@ pub struct Seen {
     /// Requests that ended because their time was over, one kind and the other.
     pub deadlines: usize,
     pub queue_deadlines: usize,
+    /// Steps that preempted for a waiting request.
+    pub rooms: usize,
+    /// Refusals of a full queue.
+    pub full: usize,
     /// Admissions before a request that went first and did not fit.
     pub passes: usize,
     /// Plans before which blocks fell to the default priority, because their time was over.
@@ -170,7 +174,7 @@ impl Driver {
         asked: Asked<'static>,
     ) -> Checked<Option<u64>> {
         let now_us = self.tick();
-        let mut reasons = self.reasons_to_refuse(&prompt, &limits);
+        let mut reasons = self.reasons_to_refuse(&prompt, &limits, &asked);
         reasons.extend(self.reasons_of_turn(&asked));
         let before = self.snapshot();
         let hashed = self.scheduler.prompt(prompt.clone(), identity.clone()).expect("a valid identity");
@@ -179,6 +183,7 @@ impl Driver {
         let id = match result {
             Err(error) => {
                 self.expected.refused += 1;
+                self.seen.full += usize::from(matches!(error, Error::QueueFull { .. }));
                 ensure(reasons.contains(&kind_of(&error)), "submit", || {
                     format!("refused with {error}; reasons: {reasons:?}")
                 })?;
@@ -286,7 +291,7 @@ impl Driver {
         Client {
             id,
             prompt_len: prompt.len(),
-            tokens: prompt,
+            tokens: prompt.clone(),
             limits,
             identity,
             chain,
@@ -303,6 +308,7 @@ impl Driver {
             cached: None,
             preemptions: 0,
             asked: Asked::default(),
+            queued: prompt.len(),
             rank: Rank { class: 0, arrival: id },
             passes: 0,
             end: None,
@@ -381,12 +387,12 @@ impl Driver {
     }
 
     /// Kinds of refusal that the documentation of submit gives for this request; empty if it must be accepted.
-    fn reasons_to_refuse(&self, prompt: &[u32], limits: &Limits) -> Vec<&'static str> {
+    fn reasons_to_refuse(&self, prompt: &[u32], limits: &Limits, asked: &Asked<'_>) -> Vec<&'static str> {
         let config = self.config();
         let longest = config.max_model_len as usize - 1;
-        let must_make = limits.min_tokens.max(1) as usize;
-        let rows = (prompt.len() + must_make - 1).min(longest);
-        let waiting = self.live().filter(|client| client.is_waiting()).count();
+        let queue = &config.queue;
+        let must_make = if queue.no_evict { limits.max_tokens } else { limits.min_tokens.max(1) } as usize;
+        let rows = (prompt.len() + must_make.max(1) - 1).min(longest);
         let ids = prompt.iter().chain(&limits.stop_tokens);
         let mut reasons = Vec::new();
         if prompt.is_empty() || prompt.len() > longest {
@@ -401,10 +407,11 @@ impl Driver {
         if limits.min_tokens > limits.max_tokens {
             reasons.push("min_tokens");
         }
-        if self.need(rows) > config.num_blocks as usize - 1 {
+        let rules = self.rules_of(asked.tenant);
+        if self.need(rows) > (config.num_blocks - 1 - queue.watermark).min(rules.hard_blocks) as usize {
             reasons.push("never fits");
         }
-        if waiting >= config.max_waiting as usize {
+        if self.is_queue_full(prompt.len(), asked.tenant) {
             reasons.push("queue full");
         }
         reasons

@@ -121,7 +121,7 @@ impl Driver {
     }
 
     /// A victim ranks below a running request that grew, that no longer shares its last block with the victim, or that ended because it does not fit alone.
-    fn check_preemptions(&self, plan: &Plan, before: &Before) -> Checked {
+    fn check_preemptions(&mut self, plan: &Plan, before: &Before) -> Checked {
         for &victim in &plan.preempted {
             let is_taker = |&id: &u64| {
                 let rows = self.config().rows() as i32;
@@ -130,11 +130,24 @@ impl Driver {
                     && !plan.preempted.contains(&id)
                     && (self.clients[&id].may_copy || self.clients[&id].row.is_none_or(grew))
             };
-            ensure(before.running.iter().any(is_taker), "rank", || {
+            let is_displaced = || {
+                let is_higher = |client: &Client| {
+                    client.is_live()
+                        && client.rank.class < self.clients[&victim].rank.class
+                        && client.asked.turn.priority < self.clients[&victim].asked.turn.priority
+                };
+                self.config().queue.preempt_for_waiting && self.clients.values().any(is_higher)
+            };
+            ensure(before.running.iter().any(is_taker) || is_displaced(), "rank", || {
                 format!("request {victim} is preempted, and nobody above it grew")
             })?;
         }
-        ensure(plan.preempted.is_empty() || plan.admitted.is_empty(), "admission", || {
+        ensure(plan.preempted.is_empty() || !self.config().queue.no_evict, "no_evict", || {
+            format!("{:?} are preempted", plan.preempted)
+        })?;
+        let is_room_made = self.is_room_made(&plan.preempted, &plan.admitted);
+        self.seen.rooms += usize::from(is_room_made);
+        ensure(plan.preempted.is_empty() || plan.admitted.is_empty() || is_room_made, "admission", || {
             format!("{:?} are preempted, {:?} admitted", plan.preempted, plan.admitted)
         })
     }
@@ -202,7 +215,9 @@ impl Driver {
             let goes_later = |&&(id, _): &&(u64, i32)| self.goes_before(passed, &self.clients[&id]);
             let by = plan.admitted.iter().filter(goes_later).count() as u32;
             if by > 0 {
-                let is_in_flight = self.config().enable_prefix_caching && self.next_block_is_planned(passed, plan);
+                // With `no_evict` it waits for every block that is being computed.
+                let is_in_flight = self.config().enable_prefix_caching
+                    && (self.next_block_is_planned(passed, plan) || self.config().queue.no_evict);
                 passes.push((passed.id, by, is_in_flight));
             }
         }

@@ -88,6 +88,7 @@ impl Driver {
             client.may_copy = false;
             client.granted = client.granted.max(entry.start + entry.chunk);
         }
+        self.check_quotas()?;
         self.check_memory(&entries)?;
         self.count_rows(&entries);
         let runs = !plan.is_empty();
@@ -453,6 +454,7 @@ impl Driver {
             client.row = None;
             client.is_mixed = false;
             client.preemptions += 1;
+            client.queued = client.tokens.len();
             self.expected.preemptions += 1;
             self.expected.recomputed_tokens += client.computed as u64;
         }
@@ -463,6 +465,7 @@ impl Driver {
                 client.is_untold = false;
                 client.is_mixed = false;
                 client.preemptions += 1;
+                client.queued = client.tokens.len();
                 self.expected.preemptions += 1;
                 self.expected.recomputed_tokens += client.computed as u64;
             }
@@ -485,7 +488,8 @@ impl Driver {
         let Some(client) = self.clients.get(&id) else { return broken("ends", format!("request {id} never was")) };
         if code == End::Capacity as i64 && client.is_live() {
             let tokens = client.tokens.len();
-            ensure(self.need(tokens) > usable, "capacity", || {
+            let usable = usable.min(self.rules_of(client.asked.tenant).hard_blocks as usize);
+            ensure(self.need(tokens) > usable || self.config().queue.no_evict, "capacity", || {
                 format!("request {id} ends for want of memory with {tokens} tokens, {usable} blocks are usable")
             })?;
             self.mark_ended(id, code);

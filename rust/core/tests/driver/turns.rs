@@ -4,7 +4,10 @@ use blocktable_core::policy::PolicyKind;
 use blocktable_core::rank::Asked;
 use blocktable_core::request::End;
 
+use blocktable_core::tenants::TenantRules;
+
 use super::{Client, Driver};
+use crate::broken::{Checked, ensure};
 
 impl Driver {
     /// Kinds of refusal for what a request asks beside its prompt and limits.
@@ -44,6 +47,12 @@ impl Driver {
             latest.min(client.asked.turn.deadline_us).min(client.asked.turn.queue_deadline_us)
         };
         match rules.policy {
+            // Who has a quota may have to wait for its tenant's own requests.
+            _ if self.rules_of(one.asked.tenant)
+                != TenantRules { weight: self.rules_of(one.asked.tenant).weight, ..TenantRules::default() } =>
+            {
+                false
+            }
             PolicyKind::Fcfs => one.id < other.id,
             PolicyKind::Priority => one.rank < other.rank,
             PolicyKind::Deadline => (due(one), one.id) < (due(other), other.id),
@@ -67,5 +76,63 @@ impl Driver {
             self.seen.queue_deadlines += usize::from(was_refused);
             self.mark_ended(id, if was_refused { End::Refused } else { End::Expired } as i64);
         }
+    }
+}
+
+impl Driver {
+    /// The rules of a tenant.
+    pub(super) fn rules_of(&self, tenant: &str) -> TenantRules {
+        let queue = &self.config().queue;
+        let named = queue.tenants.iter().find(|(name, _)| **name == *tenant);
+        named.map_or(queue.other_tenants, |(_, rules)| *rules)
+    }
+
+    /// Whether one more request of so many tokens is too much for the queue, or for its tenant's part of it.
+    pub(super) fn is_queue_full(&self, tokens: usize, tenant: &str) -> bool {
+        let (queue, rules) = (&self.config().queue, self.rules_of(tenant));
+        let or_none = |limit: u64| if limit == 0 { u64::MAX } else { limit };
+        let all = [
+            u64::from(self.config().max_waiting),
+            or_none(queue.max_waiting_tokens),
+            or_none(queue.max_waiting_blocks),
+        ];
+        let own = [rules.max_waiting, rules.max_waiting_tokens, rules.max_waiting_blocks];
+        let amounts = |client: &Client| [1, client.queued, self.need(client.queued)];
+        let is_over = |limits: [u64; 3], of_tenant: bool| {
+            let mut waiting = [0; 3];
+            for client in
+                self.live().filter(|client| client.is_waiting() && (!of_tenant || client.asked.tenant == tenant))
+            {
+                amounts(client).iter().zip(&mut waiting).for_each(|(amount, sum)| *sum += amount);
+            }
+            let more = [1, tokens, self.need(tokens)];
+            (0..3).any(|at| waiting[at] > 0 && (waiting[at] + more[at]) as u64 > limits[at])
+        };
+        is_over(all, false) || is_over(own, true)
+    }
+
+    /// No tenant's tables name more blocks than it may hold. Entries behind a window are not known here, so only without one.
+    pub(super) fn check_quotas(&self) -> Checked {
+        if self.config().groups.iter().any(|group| group.window.is_some()) {
+            return Ok(());
+        }
+        let groups = self.config().groups.len();
+        for (tenant, rules) in &self.config().queue.tenants {
+            let of_tenant = self.live().filter(|client| client.is_running() && client.asked.tenant == &**tenant);
+            let held: usize = of_tenant.map(|client| client.granted.div_ceil(self.block_size()) * groups).sum();
+            ensure(held <= rules.hard_blocks as usize, "quota", || format!("{tenant} holds {held} blocks: {rules:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a step may both preempt and admit: those that it preempted made room for the only one that it admits.
+    pub(super) fn is_room_made(&self, preempted: &[u64], admitted: &[(u64, i32)]) -> bool {
+        let [(id, _)] = admitted else { return false };
+        let one = &self.clients[id];
+        let is_lower = |victim: &u64| {
+            let other = &self.clients[victim];
+            other.rank.class > one.rank.class && other.asked.turn.priority > one.asked.turn.priority
+        };
+        self.config().queue.preempt_for_waiting && preempted.iter().any(is_lower)
     }
 }

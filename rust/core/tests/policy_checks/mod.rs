@@ -170,7 +170,7 @@ pub fn a_tenant_comes_back_with_a_flood() -> Checked {
 
 /// Three tenants that always wait: work in proportion to their weights.
 pub fn tenants_have_different_weights() -> Checked {
-    let weight = |weight| TenantRules { weight };
+    let weight = |weight| TenantRules { weight, ..TenantRules::default() };
     let tenants = vec![("two".into(), weight(2)), ("five".into(), weight(5))];
     let queue = QueueRules { policy: PolicyKind::Fair, tenants, ..QueueRules::default() };
     let mut driver = Driver::new(config(queue));

@@ -114,9 +114,12 @@ fn configs() -> impl Strategy<Value = Config> {
     let limits = (1..=5_u32, budget, waiting, threshold, 0..=3_u32);
     let events = prop_oneof![1 => Just(0_u32), 1 => 1..=6_u32, 3 => 7..=80_u32];
     let features = (prop::bool::weighted(0.85), events, groups());
-    (sizes, limits, features, rules()).prop_map(
-        |((rows, block_size, len), limits, (caching, events, groups), queue)| Config {
-            num_blocks: 1 + rows.div_ceil(block_size) * (1 + groups.len() as u32) / 2,
+    (sizes, limits, features, rules()).prop_map(|(sizes, limits, (caching, events, groups), mut queue)| {
+        let (rows, block_size, len) = sizes;
+        let num_blocks = 1 + rows.div_ceil(block_size) * (1 + groups.len() as u32) / 2;
+        queue.watermark = queue.watermark.min(num_blocks - 2);
+        Config {
+            num_blocks,
             block_size,
             vocab_size: VOCAB,
             max_model_len: len,
@@ -138,8 +141,8 @@ fn configs() -> impl Strategy<Value = Config> {
             domain_shares: shares((rows % 5).saturating_sub(2), rows.div_ceil(block_size)),
             enable_partial_hits: rows % 4 != 3,
             queue,
-        },
-    )
+        }
+    })
 }
 
 /// Every policy, with so little time that all of their bounds are met.
@@ -152,17 +155,41 @@ fn shares(tenants: u32, usable: u32) -> Vec<DomainShare> {
 
 fn rules() -> impl Strategy<Value = QueueRules> {
     let policy = prop_oneof![3 => Just(PolicyKind::Fcfs), 5 => proptest::sample::select(&PolicyKind::ALL[1..])];
-    (policy, 1..300_u64, 1..500_u64, 1..8_u32, 0..4_u32).prop_map(|(policy, ageing, latest, band, max_pass)| {
-        QueueRules {
-            policy,
-            ageing_us: ageing,
-            latest_deadline_us: latest,
-            prefix_band: band,
-            max_pass,
-            tenants: vec![("b".into(), TenantRules { weight: 3 })],
-            ..QueueRules::default()
-        }
+    let times = (1..300_u64, 1..500_u64, 1..8_u32, 0..4_u32);
+    let few = |most: u32| prop_oneof![4 => Just(u32::MAX), 1 => 1..most];
+    let quotas = (few(12), few(8), few(4), few(40), few(12));
+    let watermark = prop_oneof![3 => Just(0_u32), 1 => 0..4_u32];
+    let modes = (watermark, any::<bool>(), prop::bool::weighted(0.2), any::<bool>());
+    let limits = (prop_oneof![4 => Just(0_u64), 1 => 1..60_u64], prop_oneof![4 => Just(0_u64), 1 => 1..20_u64]);
+    (policy, times, quotas, modes, limits).prop_map(|(policy, times, quotas, modes, limits)| QueueRules {
+        policy,
+        ageing_us: times.0,
+        latest_deadline_us: times.1,
+        prefix_band: times.2,
+        max_pass: times.3,
+        watermark: modes.0,
+        estimate_growth: modes.1,
+        no_evict: modes.2,
+        preempt_for_waiting: modes.3 && !modes.2 && policy == PolicyKind::Priority,
+        max_waiting_tokens: limits.0,
+        max_waiting_blocks: limits.1,
+        tenants: vec![
+            ("a".into(), of_quotas(quotas)),
+            ("b".into(), TenantRules { weight: 3, ..TenantRules::default() }),
+        ],
+        ..QueueRules::default()
     })
+}
+
+fn of_quotas((hard, soft, requests, tokens, blocks): (u32, u32, u32, u32, u32)) -> TenantRules {
+    TenantRules {
+        hard_blocks: hard,
+        soft_blocks: soft,
+        max_waiting: u64::from(requests),
+        max_waiting_tokens: u64::from(tokens),
+        max_waiting_blocks: u64::from(blocks),
+        ..TenantRules::default()
+    }
 }
 
 /// One group that sees everything, or up to three with windows and without.
