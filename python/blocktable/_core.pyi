@@ -98,7 +98,15 @@ class Scheduler:
     was served least, by weight, first); deadline (the earliest first, none ordered later than `latest_deadline_us` after its
     submission); prefix (the longest cached prefix first, inside bands of `prefix_band` arrivals). At most `max_pass`
     smaller requests are admitted before one that does not fit. `tenants` has a dict for each tenant that has rules of its own,
-    `other_tenants` one for all others; keys: weight (1 to 4096, for policy fair).
+    `other_tenants` one for all others. Keys: weight (1 to 4096, for policy fair); hard_blocks, more of which it never holds (a
+    shared block counts once for each table, a promised one as held); soft_blocks, above which it goes behind others while they
+    wait and is the first of its class to be preempted; max_waiting, max_waiting_tokens, max_waiting_blocks.
+
+    An admission leaves `watermark` blocks free while others run and, with `estimate_growth`, what those that run are expected
+    to take yet, by the outputs that were seen. `no_evict` promises the whole possible length instead: nobody is ever preempted.
+    With policy priority, `preempt_for_waiting` lets a waiting request displace running ones of strictly lower priority. The
+    queue is limited by `max_waiting` requests, `max_waiting_tokens` and `max_waiting_blocks` (0 = no limit).
+
 
     `domain_shares` says how many blocks the cached content of a domain keeps, whatever others bring (32 domains at most,
     together no more than the pool): content of the domain that is most above its share is evicted first. What belongs to no
@@ -133,6 +141,12 @@ class Scheduler:
         latest_deadline_us: int = 60000000,
         prefix_band: int = 1024,
         max_pass: int = 8,
+        watermark: int = 0,
+        estimate_growth: bool = True,
+        no_evict: bool = False,
+        preempt_for_waiting: bool = False,
+        max_waiting_tokens: int = 0,
+        max_waiting_blocks: int = 0,
         tenants: Mapping[str, Mapping[str, int]] | None = None,
         other_tenants: Mapping[str, int] | None = None,
         overlap_depth: int = 1,
@@ -179,7 +193,8 @@ class Scheduler:
 
         `stop_token_ids` holds every id that ends the text (the model's own end ids too, unless they are to be ignored);
         they are not looked at before `min_tokens` outputs. Raises `InvalidInputError` (field, value, bound),
-        `NeverFitsError` (needed, usable: blocks) or `QueueFullError` (limit); nothing is queued then.
+        `NeverFitsError` (needed, usable: blocks) or `QueueFullError` (limit, what,
+        waiting, retry_after_us); nothing is queued then.
         """
 
     def plan(self, now_us: int) -> Plan:

@@ -58,11 +58,22 @@ class NeverFitsError(BlocktableError):
 
 
 class QueueFullError(BlocktableError):
-    """Refused at submit: as many requests wait as may wait."""
+    """Refused at submit: as much waits as may wait.
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} requests are waiting, which is the limit (max_waiting)")
+    `what` names the limit, `waiting` is how much waits. `retry_after_us`: when there will be room at the rate at which
+    requests were admitted lately, in microseconds of the caller's clock; None before the first was.
+    """
+
+    def __init__(
+        self, limit: int, what: str = "max_waiting", waiting: int | None = None, retry_after_us: int | None = None
+    ) -> None:
+        waiting = limit if waiting is None else waiting
+        retry = "" if retry_after_us is None else f"; retry after {retry_after_us} us"
+        super().__init__(f"the queue is full: {waiting} wait, {limit} may ({what}){retry}")
         self.limit = limit
+        self.what = what
+        self.waiting = waiting
+        self.retry_after_us = retry_after_us
 
 
 class OutOfBlocksError(BlocktableError):

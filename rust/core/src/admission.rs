@@ -57,7 +57,7 @@ impl Scheduler {
                 }
                 break;
             };
-            if do_yield && self.is_over_soft(first) {
+            if do_yield && self.is_over_soft(first) && self.into_room != Some(first) {
                 has_yielded = true;
                 let tenant = self.tenants.of(self.asks[first].tenant);
                 let (held, limit) = (tenant.held, tenant.rules.soft_blocks);

@@ -224,7 +224,7 @@ impl Scheduler {
         let when = self.when_free(planned_in, rest.blocks());
         self.pool.release(rest, when);
         self.owes = true;
-        self.recount(entry.seat());
+        self.recount(seat);
     }
 
     /// The rows of entry `at` of step `step` are computed. Without the token that was due, its last row is not: it is planned again, and

@@ -17,7 +17,7 @@ impl Scheduler {
         }
         let Some(seat) = self.waiting.first() else { return };
         let needed = self.needed_by(seat);
-        if needed > self.room_of_tenant(&self.asks[seat]) {
+        if needed > self.room_of_tenant(&self.asks[seat]) || self.is_over_soft(seat) {
             return;
         }
         let short = needed.saturating_sub(self.unpromised());
@@ -71,7 +71,7 @@ impl Scheduler {
     /// With `no_evict` two requests that had to go back may each lack a block that the other has: the lower one ends. True
     /// if somebody did.
     pub(crate) fn end_deadlock(&mut self) -> bool {
-        let stuck = self.config.queue.no_evict && self.flight.entries.is_empty() && self.refused.is_none();
+        let stuck = self.config.queue.no_evict && self.flight.oldest().is_none() && self.refused.is_none();
         let Some(&seat) = self.running.last().filter(|_| stuck && !mutant::leaves_lone_requests()) else {
             return false;
         };

@@ -9,6 +9,7 @@
 mod broken;
 mod driver;
 mod key_checks;
+mod limits_of_the_queue;
 mod mirror;
 mod model;
 mod overlap;
@@ -118,6 +119,16 @@ rows! {
     dirty_missing: DirtyMissing, ["tables"], one_request_runs_to_its_end;
     short_slot: ShortSlot, ["slots"], cached_blocks_are_handed_out_again;
     recount_queries_on_retry: RecountQueriesOnRetry, ["counters"], a_waiting_request_is_aborted;
+    watermark_usable: WatermarkUsable, ["submit"], limits_of_the_queue::what_the_watermark_leaves_no_room_for_is_refused;
+    quota_not_asked: QuotaNotAsked, ["submit"], limits_of_the_queue::what_no_quota_can_hold_is_refused;
+    quota_exceeded: QuotaExceeded, ["A2"], limits_of_the_queue::a_tenant_never_holds_more_than_its_hard_quota;
+    soft_quota_ignored: SoftQuotaIgnored, ["yield"], limits_of_the_queue::a_tenant_above_its_soft_quota_yields;
+    only_requests_limited: OnlyRequestsLimited, ["submit"], limits_of_the_queue::a_queue_is_full_by_tokens_and_blocks_too;
+    promise_only_known: PromiseOnlyKnown, ["all at once"], limits_of_the_queue::without_eviction_nobody_waits_for_another;
+    evict_anyway: EvictAnyway, ["no_evict"], limits_of_the_queue::without_eviction_a_fork_that_went_back_waits;
+    nothing_reserved: NothingReserved, ["thrash"], limits_of_the_queue::what_grows_is_left_room;
+    class_ignored: ClassIgnored, ["victim"], limits_of_the_queue::the_lowest_class_is_preempted_first;
+    room_from_equals: RoomFromEquals, ["displaced"], limits_of_the_queue::only_a_higher_class_displaces;
     no_ageing: NoAgeing, ["order"], policy_checks::a_low_priority_waits_behind_high_ones;
     no_latest_deadline: NoLatestDeadline, ["order"], policy_checks::no_deadline_waits_behind_early_ones;
     one_prefix_band: OnePrefixBand, ["order"], policy_checks::a_cold_prompt_waits_behind_cached_ones;
@@ -341,7 +352,19 @@ fn random_schedules_alone_find_most_faults() {
         "share_counts_forgotten",
     ];
     // What only decides who goes first.
-    let turns = ["no_lift", "charge_nothing", "hit_not_followed"];
+    let turns = [
+        "no_lift",
+        "charge_nothing",
+        "hit_not_followed",
+        "soft_quota_ignored",
+        "nothing_reserved",
+        "class_ignored",
+        "no_ageing",
+        "one_prefix_band",
+        "promise_only_known",
+        "evict_anyway",
+        "admit_after_preempt",
+    ];
     // What is only seen in a recording, or in a very long timeline.
     let told = [
         "timeline_grows",

@@ -4,6 +4,7 @@
 
 mod broken;
 mod driver;
+mod limits_of_the_queue;
 mod mirror;
 mod policy_checks;
 
@@ -29,6 +30,24 @@ checks! {
     tenants_have_different_weights
     a_waiting_prompt_becomes_cached
     deadlines_pass
+}
+
+macro_rules! limits {
+    ($($name:ident)*) => { $(#[test] fn $name() -> Checked { limits_of_the_queue::$name() })* };
+}
+
+limits! {
+    what_the_watermark_leaves_no_room_for_is_refused
+    what_no_quota_can_hold_is_refused
+    a_tenant_never_holds_more_than_its_hard_quota
+    a_tenant_above_its_soft_quota_yields
+    a_queue_is_full_by_tokens_and_blocks_too
+    a_full_queue_says_when_to_come_again
+    without_eviction_nobody_waits_for_another
+    without_eviction_a_fork_that_went_back_waits
+    what_grows_is_left_room
+    the_lowest_class_is_preempted_first
+    only_a_higher_class_displaces
 }
 
 /// Two tenants on four rows, requests of 12 steps: one sends two in every step, far more than can be served, the other one in 20 steps.

@@ -13,7 +13,9 @@ pub fn to_python(py: Python<'_>, refusal: Error) -> PyErr {
     match refusal {
         Error::InvalidInput { field, value, bound } => invalid(py, field, value, &bound),
         Error::NeverFits { needed, usable } => make(py, "NeverFitsError", (needed, usable)),
-        Error::QueueFull { limit } => make(py, "QueueFullError", (limit,)),
+        Error::QueueFull { what, limit, waiting, retry_after_us } => {
+            make(py, "QueueFullError", (limit, what, waiting, retry_after_us))
+        }
         Error::NotRunning { request } => make(py, "NotRunningError", (request.0,)),
         Error::NoFreeRow { rows } => make(py, "NoFreeRowError", (rows,)),
         Error::UnknownRequest { request } => make(py, "UnknownRequestError", (request.0,)),

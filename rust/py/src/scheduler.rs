@@ -55,11 +55,13 @@ impl Scheduler {
             max_waiting=None, long_prefill_threshold=None, max_preemptions=None, groups=None, enable_prefix_caching=true,
             hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", explain_misses=false, event_buffer_size=None,
             pin_budget=None, domain_shares=None, enable_partial_hits=false, policy="fcfs", ageing_us=None, latest_deadline_us=None, prefix_band=None,
-            max_pass=None, tenants=None, other_tenants=None, overlap_depth=None),
+            max_pass=None, watermark=None, estimate_growth=true, no_evict=false, preempt_for_waiting=false, max_waiting_tokens=None,
+            max_waiting_blocks=None, tenants=None, other_tenants=None, overlap_depth=None),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
             max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', kv_layout=b'', \
             weights_version='', explain_misses=False, event_buffer_size=0, pin_budget=0, domain_shares=None, enable_partial_hits=False, \
-            policy='fcfs', ageing_us=1000000, latest_deadline_us=60000000, prefix_band=1024, max_pass=8, tenants=None, other_tenants=None, \
+            policy='fcfs', ageing_us=1000000, latest_deadline_us=60000000, prefix_band=1024, max_pass=8, watermark=0, estimate_growth=True, no_evict=False, \
+            preempt_for_waiting=False, max_waiting_tokens=0, max_waiting_blocks=0, tenants=None, other_tenants=None, \
             overlap_depth=1)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
@@ -90,11 +92,31 @@ impl Scheduler {
         latest_deadline_us: Option<&Bound<'_, PyAny>>,
         prefix_band: Option<&Bound<'_, PyAny>>,
         max_pass: Option<&Bound<'_, PyAny>>,
+        watermark: Option<&Bound<'_, PyAny>>,
+        estimate_growth: bool,
+        no_evict: bool,
+        preempt_for_waiting: bool,
+        max_waiting_tokens: Option<&Bound<'_, PyAny>>,
+        max_waiting_blocks: Option<&Bound<'_, PyAny>>,
         tenants: Option<&Bound<'_, PyAny>>,
         other_tenants: Option<&Bound<'_, PyAny>>,
         overlap_depth: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let said = SaidRules { policy, ageing_us, latest_deadline_us, prefix_band, max_pass, tenants, other_tenants };
+        let said = SaidRules {
+            policy,
+            ageing_us,
+            latest_deadline_us,
+            prefix_band,
+            max_pass,
+            watermark,
+            estimate_growth,
+            no_evict,
+            preempt_for_waiting,
+            max_waiting_tokens,
+            max_waiting_blocks,
+            tenants,
+            other_tenants,
+        };
         let or =
             |field, given: Option<&Bound<'_, PyAny>>, default| given.map_or(Ok(default), |given| count(field, given));
         let config = core::Config {
@@ -453,6 +475,12 @@ impl Scheduler {
         dict.set_item("latest_deadline_us", queue.latest_deadline_us)?;
         dict.set_item("prefix_band", queue.prefix_band)?;
         dict.set_item("max_pass", queue.max_pass)?;
+        dict.set_item("watermark", queue.watermark)?;
+        dict.set_item("estimate_growth", queue.estimate_growth)?;
+        dict.set_item("no_evict", queue.no_evict)?;
+        dict.set_item("preempt_for_waiting", queue.preempt_for_waiting)?;
+        dict.set_item("max_waiting_tokens", queue.max_waiting_tokens)?;
+        dict.set_item("max_waiting_blocks", queue.max_waiting_blocks)?;
         let tenants = PyDict::new(py);
         for (name, rules) in &queue.tenants {
             tenants.set_item(&**name, told(py, rules)?)?;

@@ -17,6 +17,12 @@ pub struct SaidRules<'a, 'py> {
     pub latest_deadline_us: Option<&'a Bound<'py, PyAny>>,
     pub prefix_band: Option<&'a Bound<'py, PyAny>>,
     pub max_pass: Option<&'a Bound<'py, PyAny>>,
+    pub watermark: Option<&'a Bound<'py, PyAny>>,
+    pub estimate_growth: bool,
+    pub no_evict: bool,
+    pub preempt_for_waiting: bool,
+    pub max_waiting_tokens: Option<&'a Bound<'py, PyAny>>,
+    pub max_waiting_blocks: Option<&'a Bound<'py, PyAny>>,
     pub tenants: Option<&'a Bound<'py, PyAny>>,
     pub other_tenants: Option<&'a Bound<'py, PyAny>>,
 }
@@ -32,6 +38,11 @@ impl SaidRules<'_, '_> {
         set("latest_deadline_us", &mut rules.latest_deadline_us, self.latest_deadline_us, number)?;
         set("prefix_band", &mut rules.prefix_band, self.prefix_band, count)?;
         set("max_pass", &mut rules.max_pass, self.max_pass, count)?;
+        set("watermark", &mut rules.watermark, self.watermark, count)?;
+        (rules.estimate_growth, rules.no_evict) = (self.estimate_growth, self.no_evict);
+        rules.preempt_for_waiting = self.preempt_for_waiting;
+        set("max_waiting_tokens", &mut rules.max_waiting_tokens, self.max_waiting_tokens, number)?;
+        set("max_waiting_blocks", &mut rules.max_waiting_blocks, self.max_waiting_blocks, number)?;
         if let Some(given) = self.other_tenants {
             rules.other_tenants = tenant_rules("other_tenants", given, TenantRules::default())?;
         }
@@ -63,12 +74,17 @@ fn set<T>(
 /// What one tenant may have: a dict, of which what is missing is as in `base`.
 fn tenant_rules(field: &str, given: &Bound<'_, PyAny>, base: TenantRules) -> PyResult<TenantRules> {
     let py = given.py();
-    let bound = "must be a dict with keys of: weight";
+    let bound = "must be a dict with keys of: weight, hard_blocks, soft_blocks, max_waiting, max_waiting_tokens, max_waiting_blocks";
     let Ok(said) = given.cast::<PyDict>() else { return Err(invalid(py, field, given, bound)) };
     let mut rules = base;
     for (key, value) in said {
         match key.extract::<&str>() {
             Ok("weight") => rules.weight = count("weight", &value)?,
+            Ok("hard_blocks") => rules.hard_blocks = count("hard_blocks", &value)?,
+            Ok("soft_blocks") => rules.soft_blocks = count("soft_blocks", &value)?,
+            Ok("max_waiting") => rules.max_waiting = number("max_waiting", &value)?,
+            Ok("max_waiting_tokens") => rules.max_waiting_tokens = number("max_waiting_tokens", &value)?,
+            Ok("max_waiting_blocks") => rules.max_waiting_blocks = number("max_waiting_blocks", &value)?,
             _ => return Err(invalid(py, field, key, bound)),
         }
     }
@@ -92,9 +108,21 @@ pub fn turn(
     Ok(turn)
 }
 
-/// What one tenant may have, for Python.
+/// What one tenant may have, for Python: what has no limit is left out.
 pub fn told<'py>(py: Python<'py>, rules: &TenantRules) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("weight", rules.weight)?;
+    let blocks = [("hard_blocks", rules.hard_blocks), ("soft_blocks", rules.soft_blocks)];
+    for (name, value) in blocks.into_iter().filter(|&(_, value)| value != u32::MAX) {
+        dict.set_item(name, value)?;
+    }
+    let waiting = [
+        ("max_waiting", rules.max_waiting),
+        ("max_waiting_tokens", rules.max_waiting_tokens),
+        ("max_waiting_blocks", rules.max_waiting_blocks),
+    ];
+    for (name, value) in waiting.into_iter().filter(|&(_, value)| value != u64::MAX) {
+        dict.set_item(name, value)?;
+    }
     Ok(dict)
 }

@@ -116,6 +116,8 @@ pub struct Driver {
     /// Pins that were not given back.
     pub pins: Vec<pinning::Pin>,
     now_us: u64,
+    /// What submit refused last.
+    pub last_refusal: Option<Error>,
 }
 
 impl Driver {
@@ -139,6 +141,7 @@ impl Driver {
             followers: Followers::default(),
             pins: Vec::new(),
             now_us: 0,
+            last_refusal: None,
             scheduler,
         }
     }
@@ -183,6 +186,7 @@ impl Driver {
         let id = match result {
             Err(error) => {
                 self.expected.refused += 1;
+                self.last_refusal = Some(error.clone());
                 self.seen.full += usize::from(matches!(error, Error::QueueFull { .. }));
                 ensure(reasons.contains(&kind_of(&error)), "submit", || {
                     format!("refused with {error}; reasons: {reasons:?}")
