@@ -125,10 +125,10 @@ rows! {
     soft_quota_ignored: SoftQuotaIgnored, ["yield"], limits_of_the_queue::a_tenant_above_its_soft_quota_yields;
     only_requests_limited: OnlyRequestsLimited, ["submit"], limits_of_the_queue::a_queue_is_full_by_tokens_and_blocks_too;
     promise_only_known: PromiseOnlyKnown, ["all at once"], limits_of_the_queue::without_eviction_nobody_waits_for_another;
-    evict_anyway: EvictAnyway, ["no_evict"], limits_of_the_queue::without_eviction_a_fork_that_went_back_waits;
+    evict_anyway: EvictAnyway, ["no_evict", "fork"], limits_of_the_queue::without_eviction_a_fork_that_went_back_waits;
     nothing_reserved: NothingReserved, ["thrash"], limits_of_the_queue::what_grows_is_left_room;
     class_ignored: ClassIgnored, ["victim"], limits_of_the_queue::the_lowest_class_is_preempted_first;
-    room_from_equals: RoomFromEquals, ["displaced"], limits_of_the_queue::only_a_higher_class_displaces;
+    room_from_equals: RoomFromEquals, ["rank"], limits_of_the_queue::only_a_higher_class_displaces;
     no_ageing: NoAgeing, ["order"], policy_checks::a_low_priority_waits_behind_high_ones;
     no_latest_deadline: NoLatestDeadline, ["order"], policy_checks::no_deadline_waits_behind_early_ones;
     one_prefix_band: OnePrefixBand, ["order"], policy_checks::a_cold_prompt_waits_behind_cached_ones;

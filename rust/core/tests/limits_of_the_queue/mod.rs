@@ -157,17 +157,17 @@ pub fn without_eviction_nobody_waits_for_another() -> Checked {
     ensure(skipped == 0, "all at once", || format!("{skipped} times somebody had to wait for a block"))
 }
 
-/// The fork's parent goes back behind what both share: what it lacks then is nobody's to take.
+/// The fork's parent goes back behind what both share: it lacks a block then, and no other gives one up for it.
 pub fn without_eviction_a_fork_that_went_back_waits() -> Checked {
-    let mut driver = Driver::new(rows(9, 4, QueueRules { no_evict: true, ..QueueRules::default() }));
-    let parent = ask(&mut driver, prompt(1, 10), 4, Asked::default())?;
+    let mut driver = Driver::new(rows(8, 4, QueueRules { no_evict: true, ..QueueRules::default() }));
+    let parent = ask(&mut driver, prompt(1, 10), 3, Asked::default())?;
+    ask(&mut driver, prompt(2, 3), 8, Asked::default())?;
     driver.run_step()?;
-    let child = driver.fork(parent, Limits { max_tokens: 4, ..Limits::default() })?;
-    driver.run_step()?;
-    driver.truncate(parent, 2)?;
-    ask(&mut driver, prompt(2, 9), 4, Asked::default())?;
+    let child = driver.fork(parent, Limits { max_tokens: 3, ..Limits::default() })?;
+    ensure(child.is_some(), "fork", || "there is room for the child".to_owned())?;
+    driver.truncate(parent, 9)?;
     driver.drain()?;
-    ensure(child.is_some(), "fork", || "there is room for the child".to_owned())
+    ensure(driver.seen.skipped > 0, "fork", || "the parent did not have to wait".to_owned())
 }
 
 /// Many long outputs on a small pool, after one was seen: nobody is admitted only to be preempted.
