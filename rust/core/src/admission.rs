@@ -46,6 +46,7 @@ impl Scheduler {
 
     fn admit_up_to(&mut self, mut left: usize, budget: &mut usize, now_us: u64) {
         let mut looked_at = 0;
+        let mut yielding = None;
         let (mut do_yield, mut has_yielded) = (!mutant::is_on(Mutant::SoftQuotaIgnored), false);
         while left > 0 && *budget > 0 && !self.free_rows.is_empty() && looked_at < MAX_PASSED && self.may_pass() {
             let Some(first) = self.waiting.first() else {
@@ -59,9 +60,7 @@ impl Scheduler {
             };
             if do_yield && self.is_over_soft(first) && self.into_room != Some(first) {
                 has_yielded = true;
-                let tenant = self.tenants.of(self.asks[first].tenant);
-                let (held, limit) = (tenant.held, tenant.rules.soft_blocks);
-                self.note_wait(first, Reason::Yields { held, limit });
+                yielding = Some(first);
                 self.waiting.skip(self.asks[first].tenant);
                 continue;
             }
@@ -103,6 +102,11 @@ impl Scheduler {
                     break;
                 }
             }
+        }
+        if let Some(first) = yielding.filter(|_| do_yield) {
+            let tenant = self.tenants.of(self.asks[first].tenant);
+            let (held, limit) = (tenant.held, tenant.rules.soft_blocks);
+            self.note_wait(first, Reason::Yields { held, limit });
         }
         if !self.waiting.has_aside()
             && let Some(seat) = self.waiting.head()
