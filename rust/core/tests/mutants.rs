@@ -38,6 +38,7 @@ use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::{Key, RequestId};
 use blocktable_core::mutant::{self, Mutant};
+use blocktable_core::queue_rules::QueueRules;
 use blocktable_core::recording::{Recording, mend};
 use blocktable_core::replay::replay;
 use blocktable_core::request::{End, Limits};
@@ -104,7 +105,7 @@ rows! {
     sharer_not_reset: SharerNotReset, ["A7"], a_writer_leaves_in_flight;
     free_in_flight: FreeInFlight, ["A2"], a_writer_leaves_in_flight;
     apply_stale_result: ApplyStaleResult, ["A7", "epoch"], a_writer_leaves_in_flight;
-    preempt_equal: PreemptEqual, ["rank", "shape", "panic"], memory_runs_short;
+    preempt_equal: PreemptEqual, ["rank", "reason", "shape", "panic"], memory_runs_short;
     preempt_self: PreemptSelf, ["rank"], nobody_ranks_below;
     admit_after_preempt: AdmitAfterPreempt, ["admission"], a_long_victim_makes_room_for_a_short_one_that_waits;
     no_never_fits: NoNeverFits, ["submit"], what_can_never_fit_is_submitted;
@@ -1083,7 +1084,7 @@ fn config(num_blocks: u32, block_size: u32) -> Config {
         pin_budget: 0,
         domain_shares: Vec::new(),
         enable_partial_hits: false,
-        queue: blocktable_core::queue_rules::QueueRules::default(),
+        queue: QueueRules { estimate_growth: false, ..QueueRules::default() },
     }
 }
 
