@@ -80,16 +80,16 @@ impl Scheduler {
         self.recount(seat);
     }
 
-    /// Blocks that the request at `seat` is expected to need in the end, from its first row on.
+    /// Blocks that the request at `seat` is expected to need in the end, from its first row on; 0 if growth is not estimated. Through
+    /// a window it need not grow, so with one nothing is estimated.
     pub(crate) fn expected_blocks(&self, seat: usize) -> u32 {
+        if !self.config.queue.estimate_growth || self.config.queue.no_evict || self.groups.has_window() {
+            return 0;
+        }
         let request = self.request(seat);
         let (known, outputs) = (request.num_tokens(), request.num_outputs());
-        let more = if self.config.queue.estimate_growth {
-            self.outlook.outputs(outputs, request.limits.max_tokens as usize).saturating_sub(outputs)
-        } else {
-            0
-        };
-        self.groups.need(0, 0, (known + more).min(self.config.max_model_len as usize - 1).max(known)) as u32
+        let more = self.outlook.outputs(outputs, request.limits.max_tokens as usize).saturating_sub(outputs);
+        self.blocks_of((known + more).min(self.config.max_model_len as usize - 1).max(known)) as u32
     }
 
     /// Blocks that the tenant of `ask` may still take.
