@@ -15,7 +15,7 @@ from blocktable.errors import (
     UnknownRequestError,
     WrongStepError,
 )
-from blocktable.testing import Snapshot
+from blocktable.testing import REFUSALS, Snapshot
 from blocktable.testing import driver as scene_driver
 from tests.faults.planted import (
     AbortSaysYes,
@@ -60,7 +60,7 @@ def test_a_bad_request_is_refused_by_its_field_and_changes_nothing() -> None:
         with pytest.raises(InvalidInputError) as refusal:
             driver.scheduler.submit(arguments.pop("token_ids"), **arguments)
         assert refusal.value.field == case.split(",")[0], case
-        before.check_unchanged(driver.scheduler, except_for=("refused",))
+        before.check_unchanged(driver.scheduler, except_for=REFUSALS)
     driver.drain()
     assert len(good.outputs) == 3
 
@@ -90,7 +90,7 @@ def test_a_full_waiting_line_refuses_with_its_limit() -> None:
     with pytest.raises(QueueFullError) as refusal:
         driver.submit(prompt(9, 5), max_tokens=2)
     assert refusal.value.limit == 3
-    before.check_unchanged(driver.scheduler, except_for=("refused",))
+    before.check_unchanged(driver.scheduler, except_for=REFUSALS)
     driver.step()
     driver.submit(prompt(9, 5), max_tokens=2)
     driver.drain()

@@ -6,7 +6,7 @@ import pytest
 
 from blocktable import _core
 from blocktable.errors import InvalidInputError, NeverFitsError
-from blocktable.testing import Driver, Request, Snapshot
+from blocktable.testing import REFUSALS, Driver, Request, Snapshot
 from tests.faults.planted import ClampsWhatIsBad
 from tests.faults.promises import Promises
 from tests.faults.scene import prompt, scene
@@ -27,7 +27,7 @@ def test_a_prompt_around_the_size_of_the_pool_is_served_or_refused_with_the_numb
             with pytest.raises(NeverFitsError) as refusal:
                 driver.submit(prompt(1, length), max_tokens=1)
             assert (refusal.value.needed, refusal.value.usable) == (needed, usable)
-            before.check_unchanged(driver.scheduler, except_for=("refused",))
+            before.check_unchanged(driver.scheduler, except_for=REFUSALS)
             assert driver.scheduler.stats()["refused"] == 1
         else:
             first = driver.submit(prompt(1, length), max_tokens=1)
@@ -216,6 +216,25 @@ def test_a_decoder_gets_a_token_in_every_step_whatever_arrives() -> None:
             assert len(decoder.outputs) == number + 1
         assert all(request.end == _core.END_FINISHED_LENGTH for request in early), "prompts move on too"
         driver.drain()
+
+
+@PROMISES.row(65, mutants=("pass_for_ever",))
+def test_a_blocked_head_lets_small_ones_pass_and_not_for_ever() -> None:
+    """Fault 65: the head needs all of the pool, of which one holds half; of the small ones that keep coming three pass."""
+    driver = scene(usable=20, max_pass=3)
+    holder = driver.submit(prompt(1, 38), max_tokens=30)
+    driver.step()
+    head = driver.submit(prompt(2, 72), max_tokens=2)
+    small = []
+    for number in range(12):
+        small.append(driver.submit(prompt(10 + number, 3), max_tokens=2))
+        driver.step()
+    assert [len(request.outputs) > 0 for request in small].count(True) == 3, "up to the bound"
+    while not head.outputs:
+        driver.step()
+    assert holder.end == _core.END_FINISHED_LENGTH
+    assert [len(request.outputs) > 0 for request in small].count(True) <= 4, "nobody else came first"
+    driver.drain()
 
 
 test_a_planted_fault_is_caught = PROMISES.test_of_mutants()

@@ -21,7 +21,7 @@ from blocktable.errors import MissingExtraError
 
 from .allocator import Allocator, Copy, MakeAllocator, Picture, PoolFull
 from .allocator_script import run_allocator_script
-from .audit import BrokenPromise, Snapshot, audit, check_drained, check_plan
+from .audit import REFUSALS, BrokenPromise, Snapshot, audit, check_drained, check_plan
 from .blocktable_allocator import BlocktableAllocator
 from .bug import Bug, find_bug
 from .call import Call
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .state_machine import allocator_machine
 
 __all__ = [
+    "REFUSALS",
     "Allocator",
     "BlocktableAllocator",
     "BrokenPromise",

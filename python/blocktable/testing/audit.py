@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import _core
+
 if TYPE_CHECKING:
     from blocktable._core import Plan, Scheduler
 
@@ -27,6 +29,10 @@ class BrokenPromise(AssertionError):
         self.promise = promise
         self.detail = detail
         self.calls = calls
+
+
+REFUSALS = frozenset({"refused"} | {f"reason_{name}" for _, name, kind, _ in _core.REASONS if kind == "refusal"})
+"""Counters that a refused call moves; nothing else does."""
 
 
 @dataclass(frozen=True, slots=True)

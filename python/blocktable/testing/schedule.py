@@ -23,7 +23,7 @@ from blocktable.errors import (
     WrongStepError,
 )
 
-from .audit import BrokenPromise, Snapshot
+from .audit import REFUSALS, BrokenPromise, Snapshot
 from .driver import Driver, Request
 from .oracle import cold
 
@@ -202,7 +202,7 @@ class _Play:
         except (NeverFitsError, QueueFullError, InvalidInputError) as refusal:
             self.refused += 1
             self._check_refusal(refusal, prompt)
-            before.check_unchanged(self.driver.scheduler, except_for=("refused",))
+            before.check_unchanged(self.driver.scheduler, except_for=REFUSALS)
         else:
             self.work += len(prompt) + limit
             self._check_fits(len(prompt), least)

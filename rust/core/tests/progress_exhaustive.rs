@@ -4,6 +4,8 @@
 //! Before: a configuration. After: from every state that any order of up to [`DEPTH`] events reaches, the requests that live were driven
 //! on, and within [`BOUND`] steps none was left; the audit held after every call. Two orders that lead to the same state are followed once.
 
+#![cfg(feature = "mutants")]
+
 mod broken;
 mod driver;
 mod mirror;

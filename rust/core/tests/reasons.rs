@@ -3,6 +3,8 @@
 //! Before: calls on a scheduler. After: its timelines. That every wait has a reason is checked by the driver after each plan of every
 //! random schedule (`driver/reasons.rs`).
 
+#![cfg(feature = "mutants")]
+
 mod broken;
 mod driver;
 mod mirror;
