@@ -124,6 +124,26 @@ class Caller(threading.Thread):
         self.scheduler.submit([1] * 9, max_tokens=1)
         self.pins.append(self.scheduler.pin([1] * 9)[0])
 
+    def call_explain(self):
+        self.scheduler.explain(self.some_request())
+
+    def call_notes(self):
+        if self.rng.random() < 0.1:
+            self.scheduler.listen_to_notes(int(self.rng.integers(0, 64)))
+        self.scheduler.take_notes()
+
+    def call_recording(self):
+        self.scheduler.flush_recording()
+        if self.rng.random() < 0.02:
+            self.scheduler.recorded()
+
+    def call_record(self):
+        """Refused: only a scheduler that has seen nothing can be recorded."""
+        if self.rng.random() < 0.5:
+            self.scheduler.keep_recording(1 << 16)
+        else:
+            self.scheduler.start_recording("/nowhere/at/all")
+
     def call_hasher(self):
         self.hasher.keys(self.rng.integers(0, 100, 16))
 
@@ -131,7 +151,7 @@ class Caller(threading.Thread):
         self.scheduler.submit([-1], max_tokens=1)
 
 
-MUST_SUCCEED = {name for name in dir(Caller) if name.startswith("call_")} - {"call_bad"}
+MUST_SUCCEED = {name for name in dir(Caller) if name.startswith("call_")} - {"call_bad", "call_record"}
 
 
 def run_together(scheduler: Scheduler, seed: int) -> list[Caller]:
@@ -168,7 +188,9 @@ def drain(scheduler: Scheduler, answer) -> None:
 @pytest.mark.timeout(120)
 def test_sixteen_threads_calling_every_method_break_nothing(make_scheduler, answer, seed):
     scheduler = make_scheduler(max_waiting=64, explain_misses=True, event_buffer_size=16, pin_budget=8)
+    scheduler.keep_recording(1 << 16)
     callers = run_together(scheduler, seed)
+    assert scheduler.stop_recording() > 0
     broken = [error for caller in callers for error in caller.broken]
     assert broken == []
     done = sum((caller.done for caller in callers), Counter())
@@ -189,7 +211,8 @@ def test_every_method_is_called_by_the_threads():
         "submit", "plan", "commit", "fail", "abort", "finish", "stats", "config", "num_running", "num_waiting", "free_queue",
         "block_refs", "published_blocks", "num_cached_tokens", "audit", "reset_prefix_cache",
         "read_events", "event_snapshot", "set_weights_version", "is_mixed", "miss_reason", "pin", "unpin",
-        "fork", "truncate",
+        "fork", "truncate", "explain", "listen_to_notes", "take_notes", "recorded",
+        "start_recording", "keep_recording", "flush_recording", "stop_recording",
     }  # fmt: skip
     assert {name for name in dir(Scheduler) if not name.startswith("_")} == source
     assert {name for name in dir(BlockHasher) if not name.startswith("_")} == {"keys"}

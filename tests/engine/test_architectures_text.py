@@ -34,7 +34,7 @@ WAYS = {
     "blocks of 16": Way({"block_size": 16}),
     "blocks of 32": Way({"block_size": 32}),
     "8 tokens a step": Way({"max_num_batched_tokens": 8}),
-    "tiny pool": Way({"block_size": 1, "num_blocks": 91}, min_preemptions=20),
+    "tiny pool": Way({"block_size": 1, "num_blocks": 91, "estimate_growth": False}, min_preemptions=20),
     "warm prefix cache": Way(arrive=warm, is_warm=True),
     "one by one": Way(arrive=one_by_one),
     "arrivals in the middle": Way(arrive=in_the_middle),

@@ -87,7 +87,7 @@ def test_texts_are_the_cold_ones(depth: int, seed: int) -> None:
     assert ahead.scheduler.stats()["used_blocks"] == 0
 
 
-@PROMISES.row(67, 79, mutants=("wasted_token_shown", "apply_stale_result"))
+@PROMISES.row(67, 79, mutants=("wasted_token_shown",))
 def test_a_stop_that_comes_late_wastes_one_token_that_is_never_shown() -> None:
     prompt = [1, 2, 3, 4, 5, 6]
     answer = cold(prompt, 3, vocab_size=VOCAB_SIZE)

@@ -14,7 +14,7 @@ PROMISES = Promises()
 @PROMISES.row(23, mutants=("hit_keeps_in_queue", "skip_ref_on_hit"))
 def test_a_hit_is_held_from_the_call_that_found_it() -> None:
     """Fault 23: R finds two free blocks; B, admitted in the same plan, wants every other one and gets none of R's."""
-    driver = scene(usable=8)
+    driver = scene(usable=8, estimate_growth=False)
     driver.generate(prompt(1, 9), max_tokens=1)
     finder = driver.submit(prompt(1, 12), max_tokens=4)
     taker = driver.submit(prompt(2, 16), max_tokens=4)

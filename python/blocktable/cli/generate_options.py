@@ -124,6 +124,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     number("--max-num-batched-tokens", "tokens of one step, prompts and outputs together, at most")
     number("--max-waiting", "requests that wait in the queue, at most")
     number("--long-prefill-threshold", "prompt tokens of one request in a step, at most, 0 = no limit")
+    number("--overlap-depth", "2 = plan the next step while the model runs")
     number("--seed", "where the random numbers begin")
     number("--num-threads", "CPU threads; default: torch's choice")
     group.add_argument(

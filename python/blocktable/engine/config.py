@@ -104,8 +104,21 @@ class EngineConfig:
     """Arrivals in a row among which the longest cached prefix goes first (policy `prefix`)."""
     max_pass: int = 8
     """Smaller requests that may be admitted before one that does not fit yet."""
+    watermark: int = 0
+    """Blocks that an admission leaves free while others run."""
+    estimate_growth: bool = True
+    """An admission also leaves free what those that run are expected to take yet, by the outputs that were seen."""
+    no_evict: bool = False
+    """Promise each request all that it may ever need, so that nobody is preempted."""
+    preempt_for_waiting: bool = False
+    """A waiting request may displace running ones of strictly lower priority (policy `priority`)."""
+    max_waiting_tokens: int = 0
+    """Prompt tokens that wait, at most; 0 = no limit."""
+    max_waiting_blocks: int = 0
+    """KV blocks of the prompts that wait, at most; 0 = no limit."""
     tenants: Mapping[str, Mapping[str, int]] | None = None
-    """Rules of tenants by name: `{"name": {"weight": 1..4096}}` (policy `fair`)."""
+    """Rules of tenants by name: `weight` (1 to 4096, policy `fair`), `hard_blocks`, `soft_blocks`, `max_waiting`,
+    `max_waiting_tokens`, `max_waiting_blocks`; see `Scheduler`."""
     other_tenants: Mapping[str, int] | None = None
     """Rules of every other tenant."""
     seed: int = 0
@@ -151,6 +164,12 @@ class EngineConfig:
         _need_int("latest_deadline_us", self.latest_deadline_us, 1, 2**50)
         _need_int("prefix_band", self.prefix_band, 1, 2**24)
         _need_int("max_pass", self.max_pass, 0, 2**24)
+        _need_int("watermark", self.watermark, 0, MAX_NUM_BLOCKS)
+        _need_bool("estimate_growth", self.estimate_growth)
+        _need_bool("no_evict", self.no_evict)
+        _need_bool("preempt_for_waiting", self.preempt_for_waiting)
+        _need_int("max_waiting_tokens", self.max_waiting_tokens, 0, 2**32 - 1)
+        _need_int("max_waiting_blocks", self.max_waiting_blocks, 0, 2**32 - 1)
         _need_mapping("tenants", self.tenants)
         _need_mapping("other_tenants", self.other_tenants)
         _need_int("seed", self.seed, 0, MAX_SEED)

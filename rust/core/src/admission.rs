@@ -363,6 +363,7 @@ impl Scheduler {
             request.others = (1..self.groups.len()).map(|_| BlockTable::new()).collect();
         }
         request.others.iter_mut().for_each(|table| table.reserve(most_blocks));
+        self.timelines.make_room(seat);
     }
 
     fn start_running(&mut self, seat: usize, start: usize, now_us: u64) {

@@ -264,8 +264,9 @@ impl Scheduler {
         let mut decodes_behind = None;
         let mut at = 0;
         loop {
-            let first = at;
-            at = self.schedule_decodes(at, budget);
+            // Behind the last one only under a planted fault.
+            let first = at.min(self.running.len());
+            at = self.schedule_decodes(first, budget);
             decodes_behind = decodes_behind.map(|behind: usize| behind - (at - first));
             let Some(&seat) = self.running.get(at) else { return };
             let chunk = self.chunk_at(at, *budget, &mut decodes_behind);

@@ -123,6 +123,12 @@ impl Timelines {
         self.rings[seat] = self.spare.pop().unwrap_or_default();
     }
 
+    /// The request at `seat` runs from now on: what it is told then allocates nothing.
+    pub fn make_room(&mut self, seat: usize) {
+        let records = &mut self.rings[seat].records;
+        records.reserve_exact(MAX_RECORDS.saturating_sub(records.len()));
+    }
+
     /// The request at `seat` ended; its ring.
     pub fn end(&mut self, seat: usize) -> Ring {
         std::mem::take(&mut self.rings[seat])
