@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ def read_trace(path: str | Path, vocab_size: int, limit: int | None = None) -> l
         else:
             records = _records(first, lines)
             arrivals = _mooncake(records, vocab_size) if "hash_ids" in first else _text(records, vocab_size)
-        taken = [arrival for arrival, _ in zip(arrivals, range(limit) if limit is not None else _forever())]
+        taken = list(islice(arrivals, limit))
     except (KeyError, ValueError, TypeError) as error:
         raise InvalidInputError("trace", str(path), f"must have one of the known formats ({error!r})") from None
     if not taken:
@@ -74,13 +75,6 @@ def _lines(path: Path) -> Iterator[str]:
         return
     with gzip.open(path, "rt") if path.suffix == ".gz" else open(path, encoding="utf-8") as lines:
         yield from (line.rstrip("\r\n") for line in lines)
-
-
-def _forever() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
 
 
 def _records(first: str, lines: Iterator[str]) -> Iterator[dict[str, object]]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
 from ..sampling.params import RequestOutputKind
 from .outputs import RequestOutput
 
 
-class Mailbox:
+class Mailbox(ABC):
     """Of one request. The step thread puts, one reader takes."""
 
     def __init__(self, outbox: Outbox, request_id: str, kind: RequestOutputKind) -> None:
@@ -79,9 +80,9 @@ class Mailbox:
         is_first, self._is_called = not self._is_called, True
         return is_first
 
+    @abstractmethod
     def wake(self) -> None:
         """Wake the reader, where it is."""
-        raise NotImplementedError
 
 
 class AsyncMailbox(Mailbox):
