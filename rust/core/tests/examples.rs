@@ -8,7 +8,6 @@ mod broken;
 mod driver;
 mod mirror;
 
-use blocktable_core::block_hash::Algorithm;
 use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
@@ -325,28 +324,11 @@ fn victims(driver: &Driver) -> Vec<u64> {
 
 fn config(num_blocks: u32, block_size: u32) -> Config {
     Config {
-        num_blocks,
-        block_size,
-        vocab_size: 1009,
-        max_model_len: 64,
         max_num_seqs: 8,
         max_num_batched_tokens: 512,
         max_waiting: 16,
-        long_prefill_threshold: 0,
-        max_preemptions: 16,
-        overlap_depth: 1,
-        groups: vec![GroupSpec::FULL],
-        enable_prefix_caching: true,
-        hash_algorithm: Algorithm::DEFAULT,
-        hash_seed: Vec::new(),
-        event_buffer_size: 0,
-        kv_layout: Vec::new(),
-        weights_version: Vec::new(),
         explain_misses: true,
-        pin_budget: 0,
-        domain_shares: Vec::new(),
-        enable_partial_hits: false,
-        queue: QueueRules::default(),
+        ..Config::new(num_blocks, block_size, 1009, 64)
     }
 }
 

@@ -9,7 +9,6 @@ mod mirror;
 
 use std::collections::BTreeSet;
 
-use blocktable_core::block_hash::Algorithm;
 use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::request::Limits;
@@ -163,30 +162,7 @@ fn groups_out_of_bounds_are_refused() {
 }
 
 fn config(block_size: u32) -> Config {
-    Config {
-        num_blocks: 100,
-        block_size,
-        vocab_size: 1009,
-        max_model_len: 64,
-        max_num_seqs: 4,
-        max_num_batched_tokens: 512,
-        max_waiting: 16,
-        long_prefill_threshold: 0,
-        max_preemptions: 16,
-        overlap_depth: 1,
-        groups: vec![GroupSpec::FULL],
-        enable_prefix_caching: true,
-        hash_algorithm: Algorithm::DEFAULT,
-        hash_seed: Vec::new(),
-        weights_version: Vec::new(),
-        explain_misses: false,
-        pin_budget: 0,
-        domain_shares: Vec::new(),
-        enable_partial_hits: false,
-        queue: blocktable_core::queue_rules::QueueRules::default(),
-        kv_layout: Vec::new(),
-        event_buffer_size: 0,
-    }
+    Config { max_num_seqs: 4, max_num_batched_tokens: 512, max_waiting: 16, ..Config::new(100, block_size, 1009, 64) }
 }
 
 fn prompt(family: u32, len: usize) -> Vec<u32> {

@@ -29,7 +29,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 use blocktable_core::Recorded;
-use blocktable_core::block_hash::Algorithm;
 use blocktable_core::block_pool::{BlockPool, Release};
 use blocktable_core::block_ref::SharedPool;
 use blocktable_core::block_table::BlockTable;
@@ -1063,28 +1062,13 @@ fn what_can_never_fit_two_groups_is_submitted() -> Checked {
 
 fn config(num_blocks: u32, block_size: u32) -> Config {
     Config {
-        num_blocks,
-        block_size,
-        vocab_size: 1009,
-        max_model_len: 64,
         max_num_seqs: 8,
         max_num_batched_tokens: 512,
         max_waiting: 16,
-        long_prefill_threshold: 0,
-        max_preemptions: 16,
-        overlap_depth: 1,
-        groups: vec![GroupSpec::FULL],
-        enable_prefix_caching: true,
-        hash_algorithm: Algorithm::DEFAULT,
-        hash_seed: Vec::new(),
         event_buffer_size: 64,
-        kv_layout: Vec::new(),
-        weights_version: Vec::new(),
         explain_misses: true,
-        pin_budget: 0,
-        domain_shares: Vec::new(),
-        enable_partial_hits: false,
         queue: QueueRules { estimate_growth: false, ..QueueRules::default() },
+        ..Config::new(num_blocks, block_size, 1009, 64)
     }
 }
 

@@ -4,11 +4,9 @@ mod broken;
 mod driver;
 mod mirror;
 
-use blocktable_core::block_hash::Algorithm;
 use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
-use blocktable_core::group::GroupSpec;
 use blocktable_core::prompt::Prompt;
 use blocktable_core::request::Limits;
 
@@ -19,28 +17,12 @@ const USABLE: u32 = 20;
 
 fn driver(pin_budget: u32) -> Driver {
     Driver::new(Config {
-        num_blocks: USABLE + 1,
-        block_size: 4,
-        vocab_size: 1009,
-        max_model_len: 64,
         max_num_seqs: 4,
         max_num_batched_tokens: 64,
         max_waiting: 16,
-        long_prefill_threshold: 0,
-        max_preemptions: 16,
-        overlap_depth: 1,
-        groups: vec![GroupSpec::FULL],
-        enable_prefix_caching: true,
-        hash_algorithm: Algorithm::DEFAULT,
-        hash_seed: Vec::new(),
         event_buffer_size: 64,
-        kv_layout: Vec::new(),
-        weights_version: Vec::new(),
-        explain_misses: false,
         pin_budget,
-        domain_shares: Vec::new(),
-        enable_partial_hits: false,
-        queue: blocktable_core::queue_rules::QueueRules::default(),
+        ..Config::new(USABLE + 1, 4, 1009, 64)
     })
 }
 

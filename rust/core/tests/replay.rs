@@ -12,13 +12,11 @@ mod seed;
 use std::cell::Cell;
 use std::process::Command;
 
-use blocktable_core::block_hash::Algorithm;
 use blocktable_core::chain::{Adapter, Domain, Identity, Media, Salt};
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::RequestId;
-use blocktable_core::queue_rules::QueueRules;
 use blocktable_core::rank::{Asked, Turn};
 use blocktable_core::recorder::Recorded;
 use blocktable_core::recording::{NEVER_RETURNED, Recording, mend};
@@ -231,28 +229,17 @@ fn busy() -> Schedule {
 
 fn config() -> Config {
     Config {
-        num_blocks: 14,
-        block_size: 4,
-        vocab_size: 1009,
-        max_model_len: 48,
         max_num_seqs: 4,
         max_num_batched_tokens: 16,
         max_waiting: 8,
-        long_prefill_threshold: 0,
         max_preemptions: 4,
-        overlap_depth: 1,
-        groups: vec![GroupSpec::FULL],
-        enable_prefix_caching: true,
-        hash_algorithm: Algorithm::DEFAULT,
         hash_seed: b"seed".to_vec(),
         event_buffer_size: 16,
-        kv_layout: Vec::new(),
         weights_version: b"1".to_vec(),
         explain_misses: true,
         pin_budget: 2,
-        domain_shares: Vec::new(),
         enable_partial_hits: true,
-        queue: QueueRules::default(),
+        ..Config::new(14, 4, 1009, 48)
     }
 }
 

@@ -4,9 +4,7 @@ mod broken;
 mod driver;
 mod mirror;
 
-use blocktable_core::block_hash::Algorithm;
 use blocktable_core::config::Config;
-use blocktable_core::group::GroupSpec;
 use blocktable_core::request::Limits;
 
 use driver::Driver;
@@ -43,28 +41,12 @@ fn a_cached_block_that_outlives_its_parent_is_noticed() {
 
 fn config(num_blocks: u32) -> Config {
     Config {
-        num_blocks,
-        block_size: 4,
-        vocab_size: 1009,
-        max_model_len: 64,
         max_num_seqs: 8,
         max_num_batched_tokens: 512,
         max_waiting: 16,
         long_prefill_threshold: 4,
-        max_preemptions: 16,
-        overlap_depth: 1,
-        groups: vec![GroupSpec::FULL],
-        enable_prefix_caching: true,
-        hash_algorithm: Algorithm::DEFAULT,
-        hash_seed: Vec::new(),
         event_buffer_size: 1000,
-        kv_layout: Vec::new(),
-        weights_version: Vec::new(),
-        explain_misses: false,
-        pin_budget: 0,
-        domain_shares: Vec::new(),
-        enable_partial_hits: false,
-        queue: blocktable_core::queue_rules::QueueRules::default(),
+        ..Config::new(num_blocks, 4, 1009, 64)
     }
 }
 

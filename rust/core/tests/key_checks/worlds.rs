@@ -36,28 +36,12 @@ pub fn scene() -> Driver {
 
 fn config() -> Config {
     Config {
-        num_blocks: 80,
-        block_size: 4,
-        vocab_size: 1009,
-        max_model_len: 64,
         max_num_seqs: 8,
         max_num_batched_tokens: 512,
         max_waiting: 16,
-        long_prefill_threshold: 0,
-        max_preemptions: 16,
-        overlap_depth: 1,
-        enable_prefix_caching: true,
-        hash_algorithm: Algorithm::DEFAULT,
-        hash_seed: Vec::new(),
         event_buffer_size: 64,
-        pin_budget: 0,
-        domain_shares: Vec::new(),
-        enable_partial_hits: false,
-        queue: blocktable_core::queue_rules::QueueRules::default(),
-        groups: vec![GroupSpec::FULL],
-        kv_layout: Vec::new(),
-        weights_version: Vec::new(),
         explain_misses: true,
+        ..Config::new(80, 4, 1009, 64)
     }
 }
 

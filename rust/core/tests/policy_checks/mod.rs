@@ -5,10 +5,8 @@
 
 #![allow(dead_code, reason = "each test crate uses a part")]
 
-use blocktable_core::block_hash::Algorithm;
 use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
-use blocktable_core::group::GroupSpec;
 use blocktable_core::policy::PolicyKind;
 use blocktable_core::queue_rules::QueueRules;
 use blocktable_core::rank::{Asked, Turn};
@@ -22,30 +20,7 @@ use crate::driver::Driver;
 const ROUND_US: u64 = 21;
 
 pub fn config(queue: QueueRules) -> Config {
-    Config {
-        num_blocks: 33,
-        block_size: 4,
-        vocab_size: 1009,
-        max_model_len: 64,
-        max_num_seqs: 1,
-        max_num_batched_tokens: 64,
-        max_waiting: 4096,
-        long_prefill_threshold: 0,
-        max_preemptions: 4,
-        overlap_depth: 1,
-        groups: vec![GroupSpec::FULL],
-        enable_prefix_caching: true,
-        hash_algorithm: Algorithm::DEFAULT,
-        hash_seed: Vec::new(),
-        event_buffer_size: 0,
-        kv_layout: Vec::new(),
-        weights_version: Vec::new(),
-        explain_misses: false,
-        pin_budget: 0,
-        domain_shares: Vec::new(),
-        enable_partial_hits: false,
-        queue,
-    }
+    Config { max_num_seqs: 1, max_num_batched_tokens: 64, max_preemptions: 4, queue, ..Config::new(33, 4, 1009, 64) }
 }
 
 /// `len` tokens of their own for each `family`.

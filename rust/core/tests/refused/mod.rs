@@ -5,11 +5,9 @@
 
 #![allow(dead_code, reason = "each test crate uses a part")]
 
-use blocktable_core::block_hash::Algorithm;
 use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::error::Result;
-use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::{RequestId, StepId};
 use blocktable_core::plan::{PlanMemory, Sizes};
 use blocktable_core::refusal::refuse;
@@ -137,27 +135,11 @@ pub fn up_to(max_tokens: u32) -> Limits {
 /// Blocks of 4, and events.
 pub fn config(num_blocks: u32) -> Config {
     Config {
-        num_blocks,
-        block_size: 4,
-        vocab_size: 1009,
-        max_model_len: 64,
         max_num_seqs: 4,
         max_num_batched_tokens: 64,
         max_waiting: 16,
-        long_prefill_threshold: 0,
-        max_preemptions: 16,
-        overlap_depth: 1,
-        groups: vec![GroupSpec::FULL],
-        enable_prefix_caching: true,
-        hash_algorithm: Algorithm::DEFAULT,
-        hash_seed: Vec::new(),
         event_buffer_size: 64,
-        kv_layout: Vec::new(),
-        weights_version: Vec::new(),
         explain_misses: true,
-        pin_budget: 0,
-        domain_shares: Vec::new(),
-        enable_partial_hits: false,
-        queue: blocktable_core::queue_rules::QueueRules::default(),
+        ..Config::new(num_blocks, 4, 1009, 64)
     }
 }

@@ -8,7 +8,6 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use blocktable_core::block_hash::Algorithm;
 use blocktable_core::chain::{Adapter, Domain, Identity, Media, Salt};
 use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
@@ -119,28 +118,20 @@ fn configs() -> impl Strategy<Value = Config> {
         let num_blocks = 1 + rows.div_ceil(block_size) * (1 + groups.len() as u32) / 2;
         queue.watermark = queue.watermark.min(num_blocks - 2);
         Config {
-            num_blocks,
-            block_size,
-            vocab_size: VOCAB,
-            max_model_len: len,
             max_num_seqs: limits.0,
             max_num_batched_tokens: limits.1,
             max_waiting: limits.2,
             long_prefill_threshold: limits.3,
             max_preemptions: limits.4,
-            overlap_depth: 1,
             groups,
             enable_prefix_caching: caching,
-            hash_algorithm: Algorithm::DEFAULT,
-            hash_seed: Vec::new(),
             event_buffer_size: events,
-            kv_layout: Vec::new(),
-            weights_version: Vec::new(),
             explain_misses: rows % 5 != 4,
             pin_budget: rows.div_ceil(block_size).saturating_sub(2) / 2,
             domain_shares: shares((rows % 5).saturating_sub(2), rows.div_ceil(block_size)),
             enable_partial_hits: rows % 4 != 3,
             queue,
+            ..Config::new(num_blocks, block_size, VOCAB, len)
         }
     })
 }

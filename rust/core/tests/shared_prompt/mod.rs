@@ -5,10 +5,8 @@
 
 #![allow(dead_code, reason = "each test crate uses a part")]
 
-use blocktable_core::block_hash::Algorithm;
 use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
-use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::Key;
 use blocktable_core::prefix_index::KeyState;
 use blocktable_core::request::Limits;
@@ -112,27 +110,9 @@ fn published_rows(driver: &Driver, keys: &[Key]) -> usize {
 
 fn config(num_blocks: u32, budget: u32) -> Config {
     Config {
-        num_blocks,
-        block_size: BLOCK as u32,
-        vocab_size: 1009,
-        max_model_len: 1100,
         max_num_seqs: 16,
         max_num_batched_tokens: budget,
         max_waiting: 16,
-        long_prefill_threshold: 0,
-        max_preemptions: 16,
-        overlap_depth: 1,
-        groups: vec![GroupSpec::FULL],
-        enable_prefix_caching: true,
-        hash_algorithm: Algorithm::DEFAULT,
-        hash_seed: Vec::new(),
-        event_buffer_size: 0,
-        kv_layout: Vec::new(),
-        weights_version: Vec::new(),
-        explain_misses: false,
-        pin_budget: 0,
-        domain_shares: Vec::new(),
-        enable_partial_hits: false,
-        queue: blocktable_core::queue_rules::QueueRules::default(),
+        ..Config::new(num_blocks, BLOCK as u32, 1009, 1100)
     }
 }
