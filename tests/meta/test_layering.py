@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "model": {"errors", "kernels", "_core", "engine.config"},
     "events": {"errors"},
     "engine": {"errors", "_core", "events", "model", "retention", "sampling", "text"},
+    "server": {"errors", "_core", "engine", "events", "sampling", "text"},
     "testing": {"errors", "_core"},
     "bench": {"errors", "_core", "kernels", "engine", "sampling", "model", "text", "testing", ""},
     "cli": {"errors", "_core", "engine", "sampling", "model", "text", "testing", "bench", ""},

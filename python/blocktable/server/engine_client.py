@@ -1,0 +1,120 @@
+"""The seam between the HTTP side and an engine, wherever that one runs: what may be asked, and what comes back.
+
+Before: the routes have read, checked and tokenised what a client sent. After: an implementation carries it to an engine, which
+in production runs in a process of its own. Always: what crosses is plain records of bounded values, prompts are token ids; each
+request that was taken in ends with exactly one finished `Piece` or one typed error of `errors.py`; leaving a stream ends its
+request within one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from enum import Enum
+from typing import Any, Protocol
+
+import msgspec
+
+from ..engine.outputs import FinishReason
+
+
+class EngineState(Enum):
+    """Where an engine is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    """It finishes what runs and waits, and takes nothing in."""
+    DEAD = "dead"
+    """It ended without being asked to. A supervisor may bring it back to `STARTING`."""
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while an engine lives."""
+
+    model: str
+    dtype: str
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    eos_token_ids: list[int]
+    block_size: int  # tokens
+    num_blocks: int
+    bytes_per_block: int
+    max_num_seqs: int
+    policy: str
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One prompt, how its answer is sampled, and how it is treated."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: dict[str, Any]
+    """Arguments of `SamplingParams`, already bounded by the routes; checked once more where the engine runs."""
+    cache_salt: str | None = None
+    tenant: str | None = None
+    """From authenticated context; the domain of its block keys."""
+    priority: int = 0
+    queue_deadline_s: float | None = None
+    deadline_s: float | None = None
+    is_streamed: bool = True
+    """False: one piece at the end."""
+
+
+class Piece(msgspec.Struct, array_like=True):
+    """What is new in an answer since the piece before. What a slow reader missed is merged into one piece."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    """None while it goes on; the last piece has one."""
+    stop_reason: int | str | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; on every piece."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine moves, as last heard from it: answered at once, never queued behind work."""
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    """Steps since the engine started."""
+    still_s: float
+    """Seconds since a step ended while there is something to do, else 0."""
+    heard_s: float
+    """Seconds since the engine was last heard of."""
+
+
+class EngineClient(Protocol):
+    """An engine, from the HTTP side. Every method is called on the event loop of the server."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises `EngineDeadError` before it was ready for the first time."""
+
+    @property
+    def state(self) -> EngineState:
+        """Where it is in its life."""
+
+    @property
+    def progress(self) -> Progress:
+        """How it moves."""
+
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Piece, None]:
+        """Answer one prompt. Raises at the first `anext`: `InvalidInputError`, `NeverFitsError`, `QueueFullError`,
+        `ShutDownError`; at any time: `EngineDeadError`."""
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Every counter and gauge of the engine and its core, by name, as plain numbers, maps and lists: for metrics."""
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """A request's timeline: see `AsyncLLM.explain`, also for what it raises."""
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget cached prefixes that no running request uses; returns how many blocks forgot theirs."""
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing in any more; returns whether all requests ended by themselves in time. The rest are aborted."""
+
+    async def close(self) -> None:
+        """End the engine. Whatever still runs is aborted."""
