@@ -40,7 +40,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     bytes_per_block: int
     max_num_seqs: int
+    max_waiting: int
     policy: str
+    device: str
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -106,6 +108,10 @@ class EngineClient(Protocol):
 
     async def snapshot(self) -> dict[str, Any]:
         """Every counter and gauge of the engine and its core, by name, as plain numbers, maps and lists: for metrics."""
+
+    async def stall(self) -> dict[str, Any]:
+        """Why it may not move, answered without waiting for the step under way: what waits and for what (`waiting`, at most 100
+        requests by id, each with `place` and `waits_for`), and where the thread of the steps stands (`stack`, lines of text)."""
 
     async def explain(self, request_id: str) -> dict[str, Any]:
         """A request's timeline: see `AsyncLLM.explain`, also for what it raises."""
