@@ -1,6 +1,6 @@
 """Tiny tokenizers of every family, built here: byte-level, byte fallback with and without a dropped space, words and parts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ class Loaded:
     name_or_path: str = "tiny"
     eos_token_id: int | None = 1
     chat_template: str | None = None
+    special_tokens_map: dict[str, str] = field(default_factory=dict)
 
     def apply_chat_template(self, conversation: Any, **_: Any) -> str:
         return "".join(f"{message['role']}: {message['content']}\n" for message in conversation)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..engine.outputs import FinishReason
+from ..text.tokenizer_parts import TokenizerParts
 
 
 class EngineState(Enum):
@@ -101,6 +102,10 @@ class EngineClient(Protocol):
     @property
     def progress(self) -> Progress:
         """How it moves."""
+
+    async def read_tokenizer(self) -> TokenizerParts | None:
+        """The engine's tokenizer, as `Tokenizer.parts` gives it; None if it has none. The HTTP side needs no torch and
+        no files of the model so. Raises `EngineDeadError` before it was ready for the first time."""
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Piece, None]:
         """Answer one prompt. Raises at the first `anext`: `InvalidInputError`, `NeverFitsError`, `QueueFullError`,

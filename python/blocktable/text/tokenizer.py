@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from ..errors import InvalidInputError, MissingExtraError, UnsupportedModelError
+from .tokenizer_parts import TokenizerParts
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """How a vocabulary with byte fallback spells the token of one byte."""
@@ -31,6 +32,10 @@ class LoadedTokenizer(Protocol):
     name_or_path: str
     eos_token_id: int | None
     chat_template: str | dict[str, str] | None
+
+    @property
+    def special_tokens_map(self) -> dict[str, str]:
+        """Special tokens by the names that chat templates call them."""
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         """The conversation as one text, with `tokenize=False`."""
@@ -88,17 +93,42 @@ class Tokenizer:
         text: str = self._native.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token in the vocabulary: a text of n characters has at least n / longest of them."""
+        return max(map(len, self._native.get_vocab(with_added_tokens=True)), default=1)
+
+    def parts(self) -> TokenizerParts:
+        """The same tokenizer as plain values, for another process: `Tokenizer(parts)`."""
+        return TokenizerParts(
+            name_or_path=str(self._loaded.name_or_path),
+            native=self._native.to_str(),
+            encode_special_tokens=self._native.encode_special_tokens,
+            eos_token_id=self.eos_token_id,
+            chat_template=self._loaded.chat_template,
+            special_tokens=dict(self._loaded.special_tokens_map),
+        )
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> str:
         """The messages as the model's chat template writes them.
 
         A message has a `role` and a `content`: a text, or a list of `{"type": "text", "text": …}` parts, which are joined
-        by line ends; other keys are the template's affair. Raises `InvalidInputError`.
+        by line ends; other keys are the template's affair, and so are `tools` and `options`. Raises `InvalidInputError`.
         """
         if self._loaded.chat_template is None:
             raise InvalidInputError("messages", messages, "the tokenizer has no chat template: give a plain prompt instead")
         checked = _read_messages(messages)
         try:
-            text = self._loaded.apply_chat_template(checked, tokenize=False, add_generation_prompt=add_generation_prompt)
+            text = self._loaded.apply_chat_template(
+                checked, tokenize=False, add_generation_prompt=add_generation_prompt, tools=tools, **options
+            )
         except ImportError as error:
             raise MissingExtraError("a chat template", "engine", "jinja2") from error
         except Exception as error:  # a template is a program of the model's maker and may raise anything
