@@ -15,6 +15,7 @@ DOCUMENTS = [
     "docs/async.md",
     "docs/embedding.md",
     "docs/reasons.md",
+    "docs/scheduler.md",
     "docs/testing.md",
 ]
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -17,7 +17,7 @@ from tests.faults.promises import is_panic
 SCHEDULES = int(os.environ.get("BLOCKTABLE_SCHEDULES", "2000"))
 """2,000 take about a minute of one core. More find more: a soak plays twenty times as many."""
 
-MUST_HAPPEN = ("refused", "aborted", "ended_for_capacity", "preemptions", "failed_steps", "cached_tokens")
+MUST_HAPPEN = ("refused", "aborted", "ended_for_capacity", "expired", "preemptions", "failed_steps", "cached_tokens")
 
 
 @pytest.mark.timeout(0)  # long if it was asked to be
@@ -52,6 +52,7 @@ def _add(totals: Counter[str], report: Report) -> None:
         "finished",
         "aborted",
         "ended_for_capacity",
+        "expired",
         "preemptions",
         "failed_steps",
         "cached_tokens",

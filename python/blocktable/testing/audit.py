@@ -133,7 +133,7 @@ def check_drained(scheduler: "Scheduler") -> None:
     for name, value in wanted.items():
         if stats[name] != value:
             raise BrokenPromise("drain", f"{name} is {stats[name]} at idle, must be {value}")
-    ended = stats["finished"] + stats["aborted"]
+    ended = stats["finished"] + stats["aborted"] + stats["queue_expired"]
     taken_in = stats["submitted"] + stats["forks"]
     if taken_in != ended:
         raise BrokenPromise("drain", f"{taken_in} requests were taken in, {ended} ended")

@@ -6,7 +6,7 @@ What always holds: the driver never corrects the scheduler; at the first differe
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,16 @@ ANY_STEPS = 10_000
 """Bound of `run`: far more steps than any request of the tests needs, so that a livelock ends as a failure."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What a request says of its turn, as `Scheduler.submit` takes it; times on the driver's clock, which counts calls."""
+
+    tenant: str | None = None
+    priority: int = 0
+    queue_deadline_us: int | None = None
+    deadline_us: int | None = None
+
+
 @dataclass(slots=True)
 class Request:
     """One request as its caller knows it. `end` is the code that the scheduler must report, once it has ended."""
@@ -33,10 +43,13 @@ class Request:
     stop_token_ids: frozenset[int]
     answer: ColdAnswer
     tokens: list[int]  # prompt and confirmed outputs
+    turn: "Turn"
+    submitted_us: int
     end: int | None = None
     row: int | None = None
     cached: int | None = None  # prompt tokens found in the cache at the first admission
     preempted: int = 0
+    num_rows: int = 0  # rows that it has, those of the plan in flight included
     computed: int = 0  # token rows computed for it, all steps and repetitions counted
 
     @property
@@ -83,6 +96,11 @@ class Driver:
         self._settle()
 
     @property
+    def now_us(self) -> int:
+        """The clock: calls that told the time so far."""
+        return self._now_us
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """The window of each group."""
         return tuple(self.config.get("groups") or (None,))
@@ -94,6 +112,7 @@ class Driver:
         max_tokens: int = 4,
         min_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
+        turn: Turn = Turn(),
         **identity: Any,
     ) -> Request:
         """`Scheduler.submit`; what it raises is raised here, after the audit. `identity`: its domain, salts, adapter, media."""
@@ -104,12 +123,16 @@ class Driver:
                 min_tokens=min_tokens,
                 stop_token_ids=stop_token_ids,
                 now_us=self._tick(),
+                **asdict(turn),
                 **identity,
             )
         finally:
             self._settle()
         answer = ColdAnswer(prompt, vocab_size=self.config["vocab_size"], identity=self.oracle.identity, windows=self.windows)
-        request = Request(number, list(prompt), max_tokens, min_tokens, frozenset(stop_token_ids), answer, list(prompt))
+        stops = frozenset(stop_token_ids)
+        request = Request(
+            number, list(prompt), max_tokens, min_tokens, stops, answer, list(prompt), turn, submitted_us=self._now_us
+        )
         if number in self.requests:
             raise BrokenPromise("ids", f"request id {number} is given a second time")
         self.requests[number] = self.live[number] = request
@@ -134,6 +157,7 @@ class Driver:
         self.plan_in_flight = plan if plan.num_seqs else None
         self.oracle.take_over(plan)
         self._settle()
+        self._expire()
         self._keep_books(plan)
         self.trace.append(_digest(plan))
         holders = {row: Holder(request.id, request.tokens) for row, request in self._rows.items()}
@@ -142,6 +166,7 @@ class Driver:
         if plan.num_seqs:
             self.steps += 1
             self._note_uses(plan)
+        self._check_quotas()
         return plan
 
     def forward(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -309,7 +334,8 @@ class Driver:
                 raise BrokenPromise("rows", f"request {number} is preempted, but it has no row")
             self._leave_row(request)
             request.preempted += 1
-        if len(plan.preempted) and len(plan.admitted):
+        may_admit = 1 if self.config.get("preempt_for_waiting") else 0
+        if len(plan.preempted) and len(plan.admitted) > may_admit:
             raise BrokenPromise("admission", f"a step that preempted {plan.preempted.tolist()} admits {plan.admitted.tolist()}")
         for number, _, row in plan.admitted.tolist():
             request = self._living(number)
@@ -317,6 +343,15 @@ class Driver:
                 raise BrokenPromise("rows", f"request {number} is admitted to row {row}; taken are {sorted(self._rows)}")
             request.row, self._rows[row] = row, request
             self._note_cached(request)
+
+    def _expire(self) -> None:
+        """Design 11: a plan ends everybody whose time is over, and nobody else; who was never admitted is refused."""
+        for request in list(self.live.values()):
+            turn, was_admitted = request.turn, request.cached is not None
+            if not was_admitted and turn.queue_deadline_us is not None and turn.queue_deadline_us <= self._now_us:
+                self._mark_ended(request, _core.END_REFUSED_QUEUE_DEADLINE)
+            elif turn.deadline_us is not None and turn.deadline_us <= self._now_us:
+                self._mark_ended(request, _core.END_ABORTED_DEADLINE)
 
     def _living(self, number: int) -> Request:
         if number not in self.live:
@@ -336,7 +371,7 @@ class Driver:
     def _leave_row(self, request: Request) -> None:
         if request.row is not None:
             del self._rows[request.row]
-            request.row = None
+            request.row, request.num_rows = None, 0
 
     def _note_cached(self, request: Request) -> None:
         """At an admission: a number is set once."""
@@ -362,6 +397,7 @@ class Driver:
         for i, (row, length) in enumerate(zip(plan.seq_slots.tolist(), plan.seq_lens.tolist(), strict=True)):
             request = self._rows[row]
             request.computed += starts[i + 1] - starts[i]
+            request.num_rows = length
             written = plan.slot_mapping[:, starts[i] : starts[i + 1]] // block_size
             named = plan.block_tables[:, row, : -(-length // block_size)]
             filled_last = written[:, -1].tolist() if length % block_size == 0 else []
@@ -381,15 +417,31 @@ class Driver:
         self._reread_cached(self._stale)
 
     def _check_progress(self, plan: Plan) -> None:
-        """A8, and that the request of highest rank always advances: the earliest that lives, since all are of one class."""
+        """A8, and that the request of highest rank always advances, if it runs."""
         if not self.live:
             return
         moved = plan.num_seqs > 0 or len(plan.ended) > 0 or len(plan.preempted) > 0
         if not moved:
             raise BrokenPromise("A8", f"requests {sorted(self.live)} live, and the plan runs, frees and ends nothing")
-        first = self.live[min(self.live)]
+        first = min(self.live.values(), key=self._rank)
         if plan.num_seqs and first.row is not None and first.row not in plan.seq_slots.tolist():
             raise BrokenPromise("I57", f"request {first.id} has a row and the highest rank, and the step does not run it")
+
+    def _rank(self, request: Request) -> tuple[int, int]:
+        """Design 10, the smaller the higher: priority, raised by waiting, then arrival."""
+        if self.config.get("policy") != "priority":
+            return 0, request.id
+        ageing_us: int = self.config.get("ageing_us", 1_000_000)
+        return request.turn.priority + request.submitted_us // ageing_us, request.id
+
+    def _check_quotas(self) -> None:
+        """No tenant holds more blocks than its hard quota. A block counts once for each table that names it."""
+        block_size = self.config["block_size"]
+        for tenant, rules in self.config.get("tenants", {}).items():
+            rows = [(row, request.num_rows) for row, request in self._rows.items() if request.turn.tenant == tenant]
+            held = sum(int(np.count_nonzero(self.oracle.tables[:, row, : -(-count // block_size)])) for row, count in rows)
+            if held > rules.get("hard_blocks", held):
+                raise BrokenPromise("quota", f"tenant {tenant} holds {held} blocks, its quota is {rules['hard_blocks']}")
 
 
 def _digest(plan: Plan) -> bytes:

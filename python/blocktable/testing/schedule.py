@@ -24,11 +24,14 @@ from blocktable.errors import (
 )
 
 from .audit import REFUSALS, BrokenPromise, Snapshot
-from .driver import Driver, Request
+from .driver import Driver, Request, Turn
 from .oracle import cold
 
 VOCAB_SIZE = 50_021
 """Large enough that a wrong row cannot hide behind an equal token."""
+
+
+_ABORTED = (_core.END_ABORTED, _core.END_ABORTED_CAPACITY, _core.END_ABORTED_DEADLINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Case:
     withhold: float  # the chance that the model brings no token for an entry
     nuisance: float  # calls that must be refused and change nothing
     reset: float
+    deadline: float  # the chance that a request has one, and the same for one to be admitted by
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Report:
     finished: int
     aborted: int
     ended_for_capacity: int
+    expired: int  # by either deadline
     preemptions: int
     failed_steps: int
     cached_tokens: int
@@ -92,6 +97,7 @@ def case_of(seed: int) -> Case:
     groups = _groups_of(seed)
     if groups != (None,):
         config |= {"groups": groups, "num_blocks": 1 + usable * (1 + len(groups)) // 2}
+    config |= _rules_of(seed, config["num_blocks"] - 1)
     return Case(
         seed=seed,
         config=config,
@@ -106,6 +112,7 @@ def case_of(seed: int) -> Case:
         withhold=rng.choice((0.0, 0.0, 0.2)),
         nuisance=rng.choice((0.0, 0.05)),
         reset=rng.choice((0.0, 0.0, 0.02)),
+        deadline=rng.choice((0.0, 0.0, 0.2)),
     )
 
 
@@ -115,6 +122,28 @@ def _groups_of(seed: int) -> tuple[int | None, ...]:
     if rng.random() < 0.5:
         return (None,)
     return tuple(rng.choice((None, rng.randint(1, 24), rng.randint(1, 8))) for _ in range(rng.choice((1, 2, 2, 3))))
+
+
+def _rules_of(seed: int, usable: int) -> dict[str, Any]:
+    """Whose turn it is and who may hold how much: one case in three has the default rules."""
+    rng = random.Random(f"rules of {seed}")
+    if rng.random() < 1 / 3:
+        return {}
+    no_evict = rng.random() < 0.2
+    policy = rng.choice(("fcfs", "priority", "fair", "deadline", "prefix"))
+    quota = {"hard_blocks": rng.randint(max(1, usable // 2), usable), "soft_blocks": rng.randint(0, usable)}
+    return {
+        "policy": policy,
+        "ageing_us": rng.choice((1, 20, 1_000_000)),
+        "latest_deadline_us": rng.choice((10, 1000)),
+        "prefix_band": rng.choice((1, 4, 1024)),
+        "max_pass": rng.choice((0, 1, 8)),
+        "watermark": rng.choice((0, 0, min(1, usable - 1), usable // 4)),
+        "estimate_growth": rng.random() < 0.5,
+        "no_evict": no_evict,
+        "preempt_for_waiting": policy == "priority" and not no_evict and rng.random() < 0.5,
+        "tenants": {"b": {"weight": 4}, "c": quota} if rng.random() < 0.5 else {},
+    }
 
 
 def run_schedule(seed: int, *, recounts: bool = True) -> Report:
@@ -196,37 +225,58 @@ class _Play:
         least = self.rng.randint(0, limit) if self._happens(0.2) else 0
         answer = cold(prompt, limit, vocab_size=VOCAB_SIZE, windows=self.driver.windows)
         stops = self.rng.sample(answer, k=min(2, limit)) if self._happens(0.3) else []
-        before = Snapshot.of(self.driver.scheduler)
+        turn, before = self._turn(), Snapshot.of(self.driver.scheduler)
         try:
-            self.driver.submit(prompt, max_tokens=limit, min_tokens=least, stop_token_ids=stops)
+            self.driver.submit(prompt, max_tokens=limit, min_tokens=least, stop_token_ids=stops, turn=turn)
         except (NeverFitsError, QueueFullError, InvalidInputError) as refusal:
             self.refused += 1
-            self._check_refusal(refusal, prompt)
+            self._check_refusal(refusal, prompt, turn)
             before.check_unchanged(self.driver.scheduler, except_for=REFUSALS)
         else:
             self.work += len(prompt) + limit
-            self._check_fits(len(prompt), least)
+            self._check_fits(len(prompt), least, turn)
 
-    def _check_refusal(self, refusal: BlocktableError, prompt: list[int]) -> None:
+    def _turn(self) -> Turn:
+        tenant = self.rng.choice((None, "a", "b", "c"))
+        has_classes = self.case.config.get("policy") == "priority"
+        return Turn(
+            tenant=tenant,
+            priority=self.rng.randint(-3, 3) if has_classes else 0,
+            queue_deadline_us=self._deadline(),
+            deadline_us=self._deadline(),
+        )
+
+    def _deadline(self) -> int | None:
+        """Some calls from now, if there is one."""
+        return self.driver.now_us + self.rng.choice((2, 10, 50, 300)) if self._happens(self.case.deadline) else None
+
+    def _check_refusal(self, refusal: BlocktableError, prompt: list[int], turn: Turn) -> None:
         """Nobody may be refused who would have been served."""
         config, scheduler = self.case.config, self.driver.scheduler
-        usable = config["num_blocks"] - 1
+        limits = self._usable(turn)
         if isinstance(refusal, QueueFullError):
             if scheduler.num_waiting < config["max_waiting"]:
                 raise BrokenPromise("refusal", f"{scheduler.num_waiting} wait, and the queue is said to be full")
         elif isinstance(refusal, NeverFitsError):
-            if refusal.needed <= usable or refusal.usable != usable:
-                raise BrokenPromise("refusal", f"{refusal}, of which {usable} are usable")
+            if refusal.needed <= refusal.usable or refusal.usable not in limits:
+                raise BrokenPromise("refusal", f"{refusal}; it may hold {limits}")
         elif len(prompt) < config["max_model_len"]:
             raise BrokenPromise("refusal", f"a prompt of {len(prompt)} tokens was refused: {refusal}")
 
-    def _check_fits(self, prompt_len: int, min_tokens: int) -> None:
+    def _check_fits(self, prompt_len: int, min_tokens: int, turn: Turn) -> None:
         """Nobody may be taken in who can never be served: the rows of the prompt and of the outputs that must be made."""
         config = self.case.config
         rows = min(prompt_len + max(1, min_tokens) - 1, config["max_model_len"] - 1)
         needed = sum(self._most_blocks(window, rows) for window in self.driver.windows)
-        if needed > config["num_blocks"] - 1:
+        if needed > min(self._usable(turn)):
             raise BrokenPromise("refusal", f"{rows} rows were taken in, which need {needed} blocks; the pool has {config}")
+
+    def _usable(self, turn: Turn) -> tuple[int, ...]:
+        """Blocks that a request may ever hold: what I17 leaves of the pool, and the quota of its tenant, if there is one."""
+        config = self.case.config
+        usable: int = config["num_blocks"] - 1 - config.get("watermark", 0)
+        rules: dict[str, int] = config.get("tenants", {}).get(turn.tenant, {})
+        return (usable, rules["hard_blocks"]) if "hard_blocks" in rules else (usable,)
 
     def _most_blocks(self, window: int | None, rows: int) -> int:
         """Blocks that a request of `rows` rows holds at once in a group, wherever a step begins."""
@@ -283,7 +333,9 @@ class _Play:
         wanted = {
             "submitted": len(requests),
             "refused": self.refused,
-            "aborted": sum(request.end in (_core.END_ABORTED, _core.END_ABORTED_CAPACITY) for request in requests),
+            "aborted": sum(request.end in _ABORTED for request in requests),
+            "expired": sum(request.end == _core.END_ABORTED_DEADLINE for request in requests),
+            "queue_expired": sum(request.end == _core.END_REFUSED_QUEUE_DEADLINE for request in requests),
             "finished": sum(request.end in (_core.END_FINISHED_STOP, _core.END_FINISHED_LENGTH) for request in requests),
             "preemptions": sum(request.preempted for request in requests),
             "scheduled_tokens": sum(request.computed for request in requests),
@@ -305,6 +357,7 @@ class _Play:
             finished=stats["finished"],
             aborted=sum(request.end == _core.END_ABORTED for request in requests),
             ended_for_capacity=sum(request.end == _core.END_ABORTED_CAPACITY for request in requests),
+            expired=stats["expired"] + stats["queue_expired"],
             preemptions=stats["preemptions"],
             failed_steps=stats["failed_steps"],
             cached_tokens=stats["prefix_hits"],
