@@ -103,7 +103,7 @@ $(MUTANTS): $(STAMPS)/venv $(RUST)
 
 $(STAMPS)/engine: $(STAMPS)/venv
 	$(call say,'PyTorch$(comma) Triton and transformers (about 4.5 GB on x86-64 Linux$(comma) a few minutes the first time)')
-	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["engine"], sep="\n")' > $(STAMPS)/engine.txt
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; x = p["optional-dependencies"]; print(*p["dependencies"], *x["engine"], *x["server"][1:], sep="\n")' > $(STAMPS)/engine.txt
 	$(PIP) install --progress-bar off --requirement $(STAMPS)/engine.txt | awk '!/^Requirement already satisfied/ { print; fflush() }'
 	@touch $@
 

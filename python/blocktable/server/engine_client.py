@@ -1,9 +1,9 @@
 """The seam between the HTTP side and an engine, wherever that one runs: what may be asked, and what comes back.
 
-Before: the routes have read, checked and tokenised what a client sent. After: an implementation carries it to an engine, which
-in production runs in a process of its own. Always: what crosses is plain records of bounded values, prompts are token ids; each
-request that was taken in ends with exactly one finished `Piece` or one typed error of `errors.py`; leaving a stream ends its
-request within one step.
+Before: the routes have read, checked and tokenised what a client sent. After: an implementation carries it to an engine,
+which in production runs in a process of its own. Always: what crosses is plain records of bounded values, prompts are token
+ids; each request that was taken in ends with exactly one finished `Piece` or one typed error of `errors.py`; leaving a stream
+ends its request within one step.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class EngineClient(Protocol):
 
     async def stall(self) -> dict[str, Any]:
         """Why it may not move, answered without waiting for the step under way: what waits and for what (`waiting`, at most 100
-        requests by id, each with `place` and `waits_for`), and where the thread of the steps stands (`stack`, lines of text)."""
+        requests by id, each with `place` and `waits_for`), and where the thread of the steps stands (`stack`, lines of
+        text)."""
 
     async def explain(self, request_id: str) -> dict[str, Any]:
         """A request's timeline: see `AsyncLLM.explain`, also for what it raises."""

@@ -29,9 +29,17 @@ LONG_TEXT = 4096
 class LoadedTokenizer(Protocol):
     """The part of a transformers tokenizer that is read."""
 
-    name_or_path: str
-    eos_token_id: int | None
-    chat_template: str | dict[str, str] | None
+    @property
+    def name_or_path(self) -> str:
+        """Where it came from."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Its end token, if it names one."""
+
+    @property
+    def chat_template(self) -> str | dict[str, str] | None:
+        """One, several by name, or none."""
 
     @property
     def special_tokens_map(self) -> dict[str, str]:
@@ -142,6 +150,10 @@ class Tokenizer:
             return self.encode(text, add_special_tokens=False)
         except UnicodeEncodeError as error:
             raise InvalidInputError("messages", messages, f"must be valid Unicode: {error.reason}") from None
+
+    def spelling(self, token_id: int) -> str:
+        """How the vocabulary spells a token; empty for an id without one."""
+        return self._native.id_to_token(token_id) or ""
 
     def is_silent(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether the token adds nothing to a text: a special one that is skipped, or an id without a token."""

@@ -40,11 +40,10 @@ class TokenizerParts:
         """What transformers calls them."""
         return self.special_tokens
 
-    def apply_chat_template(
-        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, tools: Any = None, **options: Any
-    ) -> str:
-        """The conversation as one text, as transformers' tokenizers render it; `tokenize` has to be False."""
-        if tokenize:
+    def apply_chat_template(self, conversation: Any, **options: Any) -> str:
+        """The conversation as one text, as transformers' tokenizers render it, with the same options; `tokenize` has to be
+        False."""
+        if options.pop("tokenize", True):
             raise ValueError("only text is rendered here")
         # The first import takes about a second, but brings no torch.
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -52,9 +51,7 @@ class TokenizerParts:
         said = [{name: value for name, value in message.items() if value is not None} for message in conversation]
         [text], _ = render_jinja_template(
             conversations=[said],
-            tools=tools,
-            chat_template=self._template(has_tools=tools is not None),
-            add_generation_prompt=add_generation_prompt,
+            chat_template=self._template(has_tools=options.get("tools") is not None),
             **(self.special_tokens | options),
         )
         return str(text)

@@ -1,0 +1,119 @@
+"""The HTTP side as one ASGI application: the table of routes, the guard in front of it, errors of the routing itself.
+
+Before: `blocktable serve`, or a test, has an engine client. After: uvicorn runs it. Always: every route of the table and
+every path that is none is behind the guard; the only open ones are the health routes that the caller brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from .chat import chat
+from .completions import complete
+from .endpoint import Endpoint
+from .errors import ApiError
+from .guard import Guard
+from .models import model, models, version
+from .openapi import document
+from .operation import Operation
+from .protocol.chat import ChatReply, ChatRequest
+from .protocol.completions import CompletionReply, CompletionRequest
+from .protocol.embeddings import EmbeddingReply, EmbeddingRequest
+from .protocol.models import Model, ModelList, Version
+from .protocol.tokens import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
+from .serving import Serving
+from .tenants import Tenants
+from .tokens import detokenize, embed, tokenize
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/completions",
+        summary="Continue prompts.",
+        handler=complete,
+        body=CompletionRequest,
+        reply=CompletionReply,
+        makes_text=True,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/chat/completions",
+        summary="Continue a conversation.",
+        handler=chat,
+        body=ChatRequest,
+        reply=ChatReply,
+        makes_text=True,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/embeddings",
+        summary="Embed texts. Not served yet: refused.",
+        handler=embed,
+        body=EmbeddingRequest,
+        reply=EmbeddingReply,
+    ),
+    Operation(method="GET", path="/v1/models", summary="The names of the model.", handler=models, reply=ModelList),
+    Operation(method="GET", path="/v1/models/{id:path}", summary="One name of the model.", handler=model, reply=Model),
+    Operation(
+        method="POST",
+        path="/tokenize",
+        summary="Token ids of a text or a conversation.",
+        handler=tokenize,
+        body=TokenizeRequest,
+        reply=TokenizeReply,
+    ),
+    Operation(
+        method="POST",
+        path="/detokenize",
+        summary="The text of token ids.",
+        handler=detokenize,
+        body=DetokenizeRequest,
+        reply=DetokenizeReply,
+    ),
+    Operation(method="GET", path="/version", summary="The version of blocktable.", handler=version, reply=Version),
+)
+
+
+def make_app(serving: Serving, tenants: Tenants, *, health: Sequence[Route] = ()) -> Starlette:
+    """The application. `health`: routes that answer without a key, from memory.
+
+    Whoever listens for it has to ask `Tenants.check_host` first. It closes `serving` when it ends, and not the engine.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            serving.close()
+
+    routes = [Route(one.path, Endpoint(one, serving), methods=[one.method]) for one in OPERATIONS]
+
+    async def openapi(request: Request) -> Response:
+        return Response(msgspec.json.encode(document(OPERATIONS, serving)), media_type="application/json")
+
+    routes.append(Route("/openapi.json", openapi))
+    return Starlette(
+        routes=[*health, *routes],
+        middleware=[Middleware(Guard, tenants=tenants, open_paths=[route.path for route in health])],
+        exception_handlers={HTTPException: _routing_error},
+        lifespan=lifespan,
+    )
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    """No such path, or another method, in the shape of every error."""
+    if not isinstance(error, HTTPException):
+        raise error
+    told = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"[:300], code="no_such_route")
+    headers = dict(error.headers or {})
+    return Response(msgspec.json.encode(told.reply), told.status, headers, media_type="application/json")

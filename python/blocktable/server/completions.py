@@ -1,0 +1,48 @@
+"""`POST /v1/completions`.
+
+Before: `endpoint.py` has read the body. After: it sends the reply, or the events, that come from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from .generation import Generation, Tally, check_together
+from .protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
+from .serving import Call, Serving
+from .sse import DONE, Events
+
+
+async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> CompletionReply | AsyncGenerator[bytes, None]:
+    """All answers, or a stream of their events."""
+    serving.check_takes()
+    serving.model_name(ask.model)
+    sampling = ask.sampling()
+    check_together(ask, sampling)
+    prompts = await serving.reader.prompts(ask.prompt, serving.limits.max_prompts)
+    generation = Generation(serving, call, ask, prefix="cmpl", prompts=prompts, sampling=sampling)
+    if ask.stream:
+        return _events(generation, includes_usage=ask.includes_usage)
+    await generation.to_the_end()
+    return CompletionReply(
+        id=generation.id,
+        created=generation.created,
+        model=generation.model,
+        choices=[_choice(place, tally) for place, tally in enumerate(generation.tallies)],
+        usage=generation.usage,
+    )
+
+
+async def _events(generation: Generation, *, includes_usage: bool) -> AsyncGenerator[bytes, None]:
+    events = Events(generation, "text_completion", includes_usage=includes_usage)
+    async with aclosing(generation.pieces()) as pieces:
+        async for place, piece in pieces:
+            # A token may be half a character: nothing to tell yet.
+            if piece.text or piece.finish_reason is not None:
+                yield events.text(place, piece)
+    yield events.usage() + DONE if includes_usage else DONE
+
+
+def _choice(place: int, tally: Tally) -> CompletionChoice:
+    return CompletionChoice(index=place, text=tally.text, finish_reason=tally.finish_reason, stop_reason=tally.stop_reason)

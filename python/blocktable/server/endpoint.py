@@ -1,0 +1,154 @@
+"""One route at work: reads the body, has it answered while its client is there, and sends what comes of it.
+
+Before: `guard.py` let a request through and Starlette found its route. After: uvicorn has the answer. Always: a body is
+bounded in bytes and in time; whoever leaves, at any point, has its work cancelled at once; every error is an answer in
+OpenAI's shape, or, where the head of a stream has gone, its last event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from .errors import ApiError, api_error
+from .guard import TENANT
+from .limits import Limits
+from .operation import Operation
+from .protocol.reading import read
+from .reply import send_error, send_events, send_record
+from .serving import Call, Serving
+from .sse import error_event
+
+logger = logging.getLogger("blocktable.server")
+
+
+class Endpoint:
+    """An ASGI application for one operation."""
+
+    def __init__(self, operation: Operation, serving: Serving) -> None:
+        self._operation = operation
+        self._serving = serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        call = Call(tenant=scope[TENANT], path=scope.get("path_params", {}))
+        try:
+            ask = None
+            if self._operation.body is not None:
+                body = await _read_body(scope, receive, self._serving.limits)
+                ask = read(body, self._operation.body)
+        except _LeftError:
+            return
+        except Exception as error:  # noqa: BLE001 - every error is an answer
+            await send_error(send, api_error(error))
+            return
+        await _while_there(receive, self._answer(call, ask, send))
+
+    async def _answer(self, call: Call, ask: Any, send: Send) -> None:
+        sender = _Sender(send)
+        try:
+            answer = await self._operation.handler(self._serving, call, ask)
+            if isinstance(answer, AsyncGenerator):
+                async with aclosing(_with_last_error(answer, sender)) as events:
+                    await send_events(sender, events, self._serving.limits.write_timeout_s)
+            else:
+                await send_record(sender, answer)
+        except TimeoutError:
+            logger.warning("a reader took nothing for %g s: its request was ended", self._serving.limits.write_timeout_s)
+        except Exception as error:
+            if not sender.has_begun:
+                await send_error(send, api_error(error))
+            elif not isinstance(error, OSError):  # the client is gone
+                raise
+
+
+class _Sender:
+    """Remembers whether a head has gone."""
+
+    __slots__ = ("_send", "has_begun")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+
+    async def __call__(self, message: Any) -> None:
+        self.has_begun = True
+        await self._send(message)
+
+
+class _LeftError(Exception):
+    """The client left before its body was whole."""
+
+
+async def _with_last_error(events: AsyncGenerator[bytes, None], sender: _Sender) -> AsyncGenerator[bytes, None]:
+    """The same events; an error behind the first one is told by a last one."""
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except Exception as error:
+            if not sender.has_begun:
+                raise
+            yield error_event(api_error(error))
+
+
+async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`; cancel it when the client leaves. Whatever happens, it is over when this returns."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
+    headers = dict(scope["headers"])
+    kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"the content type must be application/json, not {kind[:100] or 'left out'}", code="not_json")
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise ApiError(415, "the body must not be encoded (content-encoding)", code="encoded_body")
+    said = headers.get(b"content-length", b"0")
+    if said.isdigit() and int(said[:20]) > limits.max_body_bytes:
+        raise _too_large(limits)
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            return await _gather_body(receive, limits)
+    except TimeoutError:
+        message = f"the body did not come within {limits.body_timeout_s:g} s"
+        raise ApiError(408, message, code="body_timeout", headers={"connection": "close"}) from None
+
+
+async def _gather_body(receive: Receive, limits: Limits) -> bytes:
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _LeftError
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > limits.max_body_bytes:
+            raise _too_large(limits)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _too_large(limits: Limits) -> ApiError:
+    message = f"the body is larger than {limits.max_body_bytes} bytes"
+    return ApiError(413, message, code="body_too_large", headers={"connection": "close"})

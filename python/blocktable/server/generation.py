@@ -1,0 +1,128 @@
+"""A request for text on its way: what is asked of the engine, and what all its answers have in common.
+
+Before: `completions.py` and `chat.py` have read prompts. After: `answers.py` has a stream for each answer. Always: the tenant
+is the key's; n answers are n requests that share their prompt's blocks, each with a seed of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InvalidInputError
+from ..sampling.params import SamplingParams
+from .answers import merged
+from .engine_client import EngineRequest, Piece
+from .protocol.generation import GenerationRequest
+from .protocol.usage import Usage
+from .serving import Call, Serving
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one answer came to."""
+
+    texts: list[str] = field(default_factory=list)
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    last: Piece | None = None
+
+    def add(self, piece: Piece) -> None:
+        """One more piece of it."""
+        self.texts.append(piece.text)
+        self.num_tokens += len(piece.token_ids)
+        self.num_cached_tokens = piece.num_cached_tokens or self.num_cached_tokens
+        self.last = piece
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.texts)
+
+    @property
+    def finish_reason(self) -> Any:
+        """Why it ended; `answers.py` lets through only those that are answers."""
+        return None if self.last is None else self.last.finish_reason
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """What ended it, if more is to be said."""
+        return None if self.last is None else self.last.stop_reason
+
+
+class Generation:
+    """One request for text. `tallies` has what came so far, an entry an answer; the first prompt's answers come first."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        call: Call,
+        ask: GenerationRequest,
+        *,
+        prefix: str,
+        prompts: Sequence[list[int]],
+        sampling: dict[str, Any],
+    ) -> None:
+        """`sampling`: arguments of `SamplingParams`. Raises `InvalidInputError` for too many answers."""
+        self.n = ask.n or 1
+        if len(prompts) * self.n > serving.limits.max_answers:
+            bound = f"answers to {len(prompts)} prompts are more than {serving.limits.max_answers}"
+            raise InvalidInputError("n", self.n, bound)
+        self.id = f"{prefix}-{secrets.token_hex(16)}"
+        self.created = int(time.time())
+        self.model = serving.model_name(ask.model)
+        self._engine = serving.engine
+        self._num_prompt_tokens = sum(map(len, prompts))
+        deadlines = [one for one in (ask.deadline_s, serving.limits.max_request_s) if one is not None]
+        self._requests = [
+            EngineRequest(
+                request_id=f"{self.id}-{place}",
+                prompt_token_ids=prompts[place // self.n],
+                sampling=_own_seed(sampling, place % self.n),
+                cache_salt=ask.cache_salt,
+                tenant=call.tenant,
+                priority=ask.priority or 0,
+                queue_deadline_s=ask.queue_deadline_s,
+                deadline_s=min(deadlines, default=None),
+                is_streamed=bool(ask.stream),
+            )
+            for place in range(len(prompts) * self.n)
+        ]
+        self.tallies = [Tally() for _ in self._requests]
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """(which answer, what is new in it). Leaving it ends all answers."""
+        async with aclosing(merged([self._engine.generate(request) for request in self._requests])) as stream:
+            async for place, piece in stream:
+                self.tallies[place].add(piece)
+                yield place, piece
+
+    async def to_the_end(self) -> None:
+        """Wait for all answers."""
+        async with aclosing(self.pieces()) as pieces:
+            async for _ in pieces:
+                pass
+
+    @property
+    def usage(self) -> Usage:
+        """Of what came so far. A prompt's cached tokens are those that its first answer found."""
+        cached = sum(tally.num_cached_tokens for tally in self.tallies[:: self.n])
+        return Usage.of(self._num_prompt_tokens, sum(tally.num_tokens for tally in self.tallies), cached)
+
+
+def check_together(ask: GenerationRequest, sampling: dict[str, Any]) -> None:
+    """Refuse values that are wrong only together, before a prompt is read. Raises `InvalidInputError`."""
+    if ask.stream_options is not None and not ask.stream:
+        raise InvalidInputError("stream_options", "given", "goes with stream=true only")
+    SamplingParams(**sampling)
+
+
+def _own_seed(sampling: dict[str, Any], place: int) -> dict[str, Any]:
+    """Of n answers with one seed each draws its own numbers: the next seeds, in the 64 bits that they have."""
+    if "seed" not in sampling or place == 0:
+        return sampling
+    return sampling | {"seed": (sampling["seed"] + place + 2**63) % 2**64 - 2**63}

@@ -1,0 +1,38 @@
+"""What one client may ask of the HTTP side, in bytes, numbers and seconds.
+
+Before: `blocktable serve` sets them. After: `endpoint.py`, `reader.py` and `generation.py` hold them. Always: what is over a
+limit is refused before anything is done for it. Limits of the line and of tenants are the engine's (`EngineConfig`), bounds
+of single fields stand in `protocol`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ..errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Raises `InvalidInputError` for a limit that is not above 0."""
+
+    max_body_bytes: int = 16 * 2**20
+    """Of a request; a larger one gets 413 before it is read."""
+    max_prompts: int = 128
+    """Of one completion request."""
+    max_answers: int = 256
+    """Prompts times `n`."""
+    body_timeout_s: float = 30.0
+    """For a body to come; after it 408."""
+    write_timeout_s: float = 60.0
+    """For a reader to take more of its stream; after it the request is ended."""
+    max_request_s: float | None = None
+    """Any request's `deadline_s`, unless its own is nearer; None = no limit."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name == "max_request_s":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise InvalidInputError(field.name, value, "must be a number above 0")

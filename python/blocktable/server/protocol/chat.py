@@ -1,0 +1,156 @@
+"""`/v1/chat/completions`: a conversation, continued by the assistant."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .generation import GENERATION_OFF, Count, GenerationRequest
+from .not_served import NotServed, Off
+from .usage import Usage
+
+MAX_TOOLS = 128
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a message; only text is served."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the assistant called."""
+
+    name: str
+    arguments: str
+    """JSON of an object."""
+
+
+class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A call that the assistant made earlier."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One turn. An assistant's answer can be sent back as it came."""
+
+    OFF: ClassVar[Off] = {"annotations": ([],), "audio": (), "function_call": (), "refusal": ("",)}
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Meta(min_length=1)] | None = None
+    """Parts are joined by line ends. Null beside tool calls only."""
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    annotations: NotServed = None
+    audio: NotServed = None
+    function_call: NotServed = None
+    refusal: NotServed = None
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What the model may call."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema, shown to the model as it is."""
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that is offered."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """A conversation to continue. `max_tokens` left out is what the model's length leaves."""
+
+    OFF: ClassVar[Off] = GENERATION_OFF | {
+        "audio": (),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": (),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "logprobs": (False,),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (True,),
+        "prediction": (),
+        "reasoning_effort": (),
+        "response_format": ({"type": "text"},),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "top_logprobs": (0,),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    """Written into the prompt where the model's chat template has a place for them, else refused. What the model then calls
+    comes as it writes it, in the content."""
+    add_generation_prompt: bool | None = None
+    """True unless said otherwise: the assistant's turn is begun."""
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    """Variables of the chat template, such as `enable_thinking`."""
+    max_completion_tokens: Count | None = None
+    """The newer name of `max_tokens`."""
+
+    audio: NotServed = None
+    chat_template: NotServed = None
+    continue_final_message: NotServed = None
+    documents: NotServed = None
+    function_call: NotServed = None
+    functions: NotServed = None
+    logprobs: NotServed = None
+    modalities: NotServed = None
+    parallel_tool_calls: NotServed = None
+    prediction: NotServed = None
+    reasoning_effort: NotServed = None
+    response_format: NotServed = None
+    service_tier: NotServed = None
+    store: NotServed = None
+    tool_choice: NotServed = None
+    top_logprobs: NotServed = None
+    web_search_options: NotServed = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The assistant's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: Answer
+    logprobs: None = None
+    finish_reason: Literal["stop", "length", "abort"] | None
+    """As of completions."""
+    stop_reason: int | str | None = None
+
+
+class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
+    """All answers."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage

@@ -1,0 +1,52 @@
+"""`/v1/completions`: prompts as text or token ids, continued."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .generation import GENERATION_OFF, GenerationRequest, TokenId
+from .not_served import NotServed, Off
+from .usage import Usage
+
+Prompts = Annotated[
+    list[Annotated[str, Meta(min_length=1)] | TokenId | Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)
+]
+"""Texts, or token ids, or lists of token ids: one kind only, which `server/reader.py` sees to."""
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """Prompts to continue. `max_tokens` left out is 16."""
+
+    OFF: ClassVar[Off] = GENERATION_OFF | {"best_of": (1,), "echo": (False,), "logprobs": (), "suffix": ("",)}
+
+    prompt: Annotated[str, Meta(min_length=1)] | Prompts
+    best_of: NotServed = None
+    echo: NotServed = None
+    logprobs: NotServed = None
+    suffix: NotServed = None
+
+
+class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer; those of the first prompt come first."""
+
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: Literal["stop", "length", "abort"] | None
+    """`abort`: `deadline_s` was over, or the memory did not suffice for it alone; `stop_reason` tells which."""
+    stop_reason: int | str | None = None
+    """The stop string, the stop token id, `deadline`, `capacity`; null for the model's own end."""
+
+
+class CompletionReply(msgspec.Struct, frozen=True, kw_only=True):
+    """All answers."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage

@@ -1,0 +1,126 @@
+"""What every request for text may say: how its tokens are chosen, where they end, how it is treated beside others.
+
+Before: `completions.py` and `chat.py` add what to answer. After: `generation.py` of the server makes engine requests of it.
+Always: a value that could be read is inside the bounds given here, which are `SamplingParams`' own; only what depends on the
+model is left to the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from ...engine.intake import MAX_DEADLINE_S
+from ...sampling.params import MAX_COUNT, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS, MAX_STOPS, MAX_TEMPERATURE
+from .not_served import NotServed, Off
+
+MAX_N = 128
+"""Answers to one prompt."""
+
+MAX_SALT_LENGTH = 256  # characters
+
+MAX_PRIORITY = 1000
+
+Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+Seconds = Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
+
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+"""Fields that go to `SamplingParams` as they are."""
+
+GENERATION_OFF: Off = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "frequency_penalty": (0.0,),
+    "length_penalty": (1.0,),
+    "logit_bias": ({},),
+    "metadata": ({},),
+    "presence_penalty": (0.0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1.0,),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a stream tells beside the text."""
+
+    OFF: ClassVar[Off] = {"continuous_usage_stats": (False,)}
+
+    include_usage: bool | None = None
+    """A last event with the usage and no choices."""
+    continuous_usage_stats: NotServed = None
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Null is the same as leaving a field out."""
+
+    model: str | None = None
+    """A name of `/v1/models`; left out = the one that is served."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
+    """Only prompts with the same salt, of the same tenant, share cached blocks."""
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    """Lower goes first; with the engine's policy `priority` only."""
+    queue_deadline_s: Seconds | None = None
+    """Refused if it was not admitted so many seconds after it came."""
+    deadline_s: Seconds | None = None
+    """Ended wherever it is, so many seconds after it came; what there is by then is the answer."""
+    user: Annotated[str, Meta(max_length=512)] | None = None
+    """The client's own label. It changes nothing: whose a request is follows from its key alone."""
+
+    allowed_token_ids: NotServed = None
+    bad_words: NotServed = None
+    frequency_penalty: NotServed = None
+    length_penalty: NotServed = None
+    logit_bias: NotServed = None
+    metadata: NotServed = None
+    presence_penalty: NotServed = None
+    prompt_logprobs: NotServed = None
+    repetition_penalty: NotServed = None
+    spaces_between_special_tokens: NotServed = None
+    structured_outputs: NotServed = None
+    truncate_prompt_tokens: NotServed = None
+    use_beam_search: NotServed = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of `SamplingParams`: what was said and nothing else."""
+        return {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}

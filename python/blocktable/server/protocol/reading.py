@@ -1,0 +1,67 @@
+"""Makes a record of a body, or says which field of it is wrong and why.
+
+Before: `endpoint.py` has the bytes. After: the routes have a record whose every value is inside its bounds. Always: a body of
+any bytes is read or refused; the refusal names the field as a client would, `messages[0].role`.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..errors import ApiError, refused
+from .not_served import refuse_not_served
+
+T = TypeVar("T")
+
+_PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
+
+
+def read(body: bytes, kind: type[T]) -> T:
+    """The record of `kind` in `body`. Raises `ApiError`, or `InvalidInputError` for a feature that is not served yet."""
+    try:
+        record = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    _check(record)
+    return record
+
+
+def _check(record: Any) -> None:
+    refuse_not_served(record, record.OFF)
+    for message in getattr(record, "messages", None) or ():
+        refuse_not_served(message, message.OFF)
+    options = getattr(record, "stream_options", None)
+    if options is not None:
+        refuse_not_served(options, options.OFF)
+
+
+def _refusal(message: str, kind: type) -> ApiError:
+    place = _PLACE.search(message)
+    path = "" if place is None else place["path"]
+    said = message if place is None else message[: place.start()]
+    if unknown := _UNKNOWN.match(said):
+        return refused(_join(path, unknown["field"]), _unknown(path, unknown["field"], kind), "unknown_field")
+    if missing := _MISSING.match(said):
+        return refused(_join(path, missing["field"]), "is missing", "missing_field")
+    return refused(path or "body", said.replace("`", "").replace("Expected", "must be", 1))
+
+
+def _unknown(path: str, field: str, kind: type) -> str:
+    known = [] if path else [one.name for one in msgspec.structs.fields(kind)]
+    near = get_close_matches(field, known, n=3)
+    return "unknown field" + (f"; did you mean {' or '.join(near)}?" if near else "")
+
+
+def _join(path: str, field: str) -> str:
+    shown = field if len(field) <= 100 else field[:100] + "…"
+    return f"{path}.{shown}" if path else shown

@@ -1,0 +1,165 @@
+"""Reads prompts for the HTTP side: texts, conversations and ids become token ids, long ones beside the event loop.
+
+Before: a route has a record. After: `generation.py` sends token ids to the engine. Always: the tokenizer is the engine's own,
+sent as plain values; every list of ids that leaves here has at least one, all of them in the vocabulary, and room for one
+more in the model's length; the event loop is never held up by a long text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..engine.request import read_token_ids
+from ..errors import InvalidInputError
+from ..text.tokenizer import Tokenizer
+from .engine_client import EngineClient, EngineInfo
+from .errors import ApiError
+from .protocol.chat import Message, Tool
+
+LONG_TEXT = 1000
+"""Characters or ids from which on a prompt is read on a thread: shorter ones take well under a millisecond."""
+
+T = TypeVar("T")
+
+TAKEN_NAMES = ("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize")
+"""What a template gets anyway: no client may say it another way."""
+
+
+class Reader:
+    """Of one engine. Used on one event loop; `close` gives the threads back."""
+
+    def __init__(self, engine: EngineClient, num_threads: int) -> None:
+        self._engine = engine
+        self._threads = ThreadPoolExecutor(num_threads, "blocktable-readers")
+        self._tokenizer: asyncio.Task[Tokenizer | None] | None = None
+        self._longest_token = 1
+
+    def close(self) -> None:
+        """No prompt is read any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def tokenizer(self) -> Tokenizer:
+        """The engine's, fetched once. Raises `InvalidInputError` if it has none, `EngineDeadError` before it was ready."""
+        fetched = self._tokenizer
+        if fetched is None or (fetched.done() and (fetched.cancelled() or fetched.exception() is not None)):
+            fetched = self._tokenizer = asyncio.ensure_future(self._fetch())
+        found = await asyncio.shield(fetched)  # who asked first may leave
+        if found is None:
+            raise InvalidInputError("prompt", "a text", "this engine has no tokenizer: give token ids")
+        return found
+
+    async def prompts(self, prompt: str | list[str | int | list[int]], max_prompts: int) -> list[list[int]]:
+        """Token ids of each prompt of a completion request. Raises `InvalidInputError` or `ApiError` naming the place."""
+        if isinstance(prompt, str):
+            return [await self.text("prompt", prompt)]
+        kinds = {type(one) for one in prompt}
+        if len(kinds) != 1:
+            raise InvalidInputError("prompt", "a mixture", "must be a text, token ids, or a list of one of those")
+        if kinds == {int}:
+            return [await self.ids("prompt", prompt)]
+        if len(prompt) > max_prompts:
+            raise InvalidInputError("prompt", f"{len(prompt)} prompts", f"must be at most {max_prompts}")
+        read: Callable[[str, Any], Awaitable[list[int]]] = self.text if kinds == {str} else self.ids
+        return [await read(f"prompt[{place}]", one) for place, one in enumerate(prompt)]
+
+    async def text(self, field: str, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text that fits the model."""
+        tokenizer = await self.tokenizer()
+        info = self._engine.info
+        self._check_characters(field, text, info)
+        ids = await self._beside(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return await self.ids(field, ids)
+
+    async def ids(self, field: str, ids: Any) -> list[int]:
+        """Token ids that fit the model."""
+        info = self._engine.info
+        if len(ids) >= info.max_model_len:
+            raise _too_long(field, f"has {len(ids)} tokens", info)
+        await self._beside(len(ids), lambda: read_token_ids(field, ids, info.vocab_size))
+        return list(ids)
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        *,
+        add_generation_prompt: bool,
+        options: Mapping[str, Any],
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """Token ids of a conversation as the model's chat template writes it."""
+        tokenizer = await self.tokenizer()
+        for name in options:
+            if name in TAKEN_NAMES or name.endswith("_token"):
+                raise InvalidInputError(f"chat_template_kwargs.{name}", options[name], "is not the client's to say")
+
+        def render() -> str:
+            said = [_turn(place, message) for place, message in enumerate(messages)]
+            offered = [msgspec.to_builtins(tool) for tool in tools or ()] or None
+            text = tokenizer.render_chat(said, add_generation_prompt=add_generation_prompt, tools=offered, **options)
+            if offered and text == tokenizer.render_chat(said, add_generation_prompt=add_generation_prompt, **options):
+                raise InvalidInputError("tools", f"{len(offered)} tools", "the model's chat template has no place for tools")
+            return text
+
+        # A template is a program: nobody knows how long it takes.
+        text = await self._threaded(render)
+        return await self.text("messages", text, add_special_tokens=add_special_tokens)
+
+    async def decode(self, ids: list[int]) -> str:
+        """The text of these ids, special tokens included."""
+        tokenizer = await self.tokenizer()
+        await self._beside(len(ids), lambda: ids and read_token_ids("tokens", ids, self._engine.info.vocab_size))
+        return await self._beside(len(ids), lambda: tokenizer.decode(ids, skip_special_tokens=False))
+
+    async def spelled(self, ids: list[int]) -> list[str]:
+        """How the vocabulary spells each."""
+        tokenizer = await self.tokenizer()
+        return await self._beside(len(ids), lambda: [tokenizer.spelling(one) for one in ids])
+
+    async def _fetch(self) -> Tokenizer | None:
+        parts = await self._engine.read_tokenizer()
+        if parts is None:
+            return None
+        tokenizer = await self._threaded(lambda: Tokenizer(parts))
+        self._longest_token = await self._threaded(lambda: tokenizer.longest_token)
+        return tokenizer
+
+    def _check_characters(self, field: str, text: str, info: EngineInfo) -> None:
+        """What cannot fit, however it is cut into tokens, is not cut into tokens."""
+        if len(text) >= info.max_model_len * self._longest_token:
+            raise _too_long(field, f"has {len(text)} characters", info)
+
+    async def _beside(self, size: int, work: Callable[[], T]) -> T:
+        return work() if size < LONG_TEXT else await self._threaded(work)
+
+    async def _threaded(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _too_long(field: str, what: str, info: EngineInfo) -> ApiError:
+    most = info.max_model_len - 1
+    message = (
+        f"{field} {what}: at most {most} tokens fit, as max_model_len is {info.max_model_len} and an answer has one or more"
+    )
+    return ApiError(400, message, param=field, code="context_length_exceeded")
+
+
+def _turn(place: int, message: Message) -> dict[str, Any]:
+    """A message as templates read it: the arguments of a call are an object there, and a text in OpenAI's shape."""
+    turn: dict[str, Any] = msgspec.to_builtins(message)
+    for number, call in enumerate(turn.get("tool_calls") or ()):
+        field = f"messages[{place}].tool_calls[{number}].function.arguments"
+        try:
+            arguments = json.loads(call["function"]["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            raise InvalidInputError(field, call["function"]["arguments"], "must be JSON") from None
+        if not isinstance(arguments, dict):
+            raise InvalidInputError(field, call["function"]["arguments"], "must be a JSON object")
+        call["function"]["arguments"] = arguments
+    return turn

@@ -1,0 +1,41 @@
+"""Owns the engines and servers of these tests: the engine tests' small model, behind HTTP."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from blocktable import AsyncLLM
+from blocktable.server.in_process import InProcessEngine
+from tests.engine.conftest import make_async, tiny_model, tiny_tokenizer
+
+from .live import Live, live
+
+__all__ = ["make_async", "tiny_model", "tiny_tokenizer"]
+
+MakeServer = Callable[..., Live]
+
+
+@pytest.fixture
+def engine(make_async: Callable[..., AsyncLLM]) -> AsyncLLM:
+    """One engine on the small model."""
+    return make_async()
+
+
+@pytest.fixture
+def serve() -> Iterator[MakeServer]:
+    """Servers over engines, all ended at the end; arguments as of `live`."""
+    with ExitStack() as stack:
+
+        def make(engine: Any, *arguments: Any, **options: Any) -> Live:
+            client = InProcessEngine(engine) if isinstance(engine, AsyncLLM) else engine
+            return stack.enter_context(live(client, *arguments, **options))
+
+        yield make
+
+
+@pytest.fixture
+def server(serve: MakeServer, engine: AsyncLLM) -> Live:
+    """One server over `engine`, without keys."""
+    return serve(engine)

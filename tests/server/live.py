@@ -1,0 +1,111 @@
+"""Owns a real server for tests: uvicorn on a free port of this machine, on a thread of its own.
+
+Before: a test has an engine client, and keys or none. After: any HTTP client. Always: what the server logs as a fault of its
+own fails the test that caused it.
+"""
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import openai
+import uvicorn
+
+from blocktable.server.app import make_app
+from blocktable.server.engine_client import EngineClient
+from blocktable.server.limits import Limits
+from blocktable.server.serving import Serving
+from blocktable.server.tenants import Tenants
+
+PATIENCE_S = 60.0
+
+
+class Faults(logging.Handler):
+    """Keeps what is logged as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+class Live:
+    """A server that runs. `faults` has what it logged as errors; a test that expects some clears it."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.faults = Faults()
+        self._clients: list[httpx.Client] = []
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(app, loop="asyncio", http="httptools", ws="none", log_config=None, access_log=False)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="test-server")
+
+    def start(self) -> None:
+        for name in ("uvicorn.error", "blocktable.server"):
+            logging.getLogger(name).addHandler(self.faults)
+        self._thread.start()
+        with httpx.Client() as client:
+            for _ in range(1000):
+                try:
+                    client.get(self.url + "/nowhere")
+                    return
+                except httpx.ConnectError:
+                    threading.Event().wait(0.01)
+        raise TimeoutError("the server did not start")
+
+    def stop(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._server.should_exit = True
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the server did not end"
+        for name in ("uvicorn.error", "blocktable.server"):
+            logging.getLogger(name).removeHandler(self.faults)
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve([self._socket]))
+
+    def client(self, key: str | None = None, **options: Any) -> httpx.Client:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._clients.append(httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S, trust_env=False, **options))
+        return self._clients[-1]
+
+    def openai(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, http_client=self.client())
+
+
+@contextmanager
+def live(
+    engine: EngineClient,
+    tenants: Tenants | None = None,
+    *,
+    limits: Limits | None = None,
+    names: tuple[str, ...] = ("tiny",),
+    wrap: Callable[[Any], Any] = lambda app: app,
+) -> Iterator[Live]:
+    """A server over this engine, ended afterwards; it fails if the server logged a fault."""
+    app = make_app(Serving.of(engine, limits, names), tenants or Tenants())
+    server = Live(wrap(app))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+    assert not [record.getMessage() for record in server.faults.records]
+
+
+def events(body: str) -> list[Any]:
+    """What a stream's events hold, `[DONE]` as it is."""
+    lines = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
