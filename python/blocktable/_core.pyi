@@ -349,6 +349,17 @@ class Scheduler:
     def published_blocks(self) -> NDArray[np.int32]:
         """Ids of the blocks whose content the prefix cache may serve, ascending. A copy."""
 
+    def block_map(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8], list[str]]:
+        """What every block is doing, for displays: [num_blocks] its use, [num_blocks] whose running requests name it, and the
+        tenants' names. Copies.
+
+        Uses: 0 the null block, 1 free, 2 free and cached, 3 named by one table, 4 by several, 5 pinned, 6 parked behind a step in
+        flight. Whose: 0 nobody's, 255 several tenants' (or one's beyond 254 names), else n for the n-th name.
+        """
+
+    def block_namings(self, block: int) -> list[tuple[int, int, int]]:
+        """Where running requests name a block: (request id, group, entry of its table). Raises `NoSuchBlockError`."""
+
     @property
     def num_running(self) -> int: ...
     @property

@@ -87,6 +87,7 @@ class Caller(threading.Thread):
         scheduler = self.scheduler
         scheduler.stats(), scheduler.config, scheduler.num_running, scheduler.num_waiting, scheduler.free_queue()
         scheduler.block_refs(), scheduler.published_blocks(), repr(scheduler), _core.allocations()
+        scheduler.block_map(), scheduler.block_namings(int(self.rng.integers(64)))
 
     def call_cached(self):
         self.scheduler.num_cached_tokens(self.some_request())

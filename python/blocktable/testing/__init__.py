@@ -25,7 +25,7 @@ from .audit import REFUSALS, BrokenPromise, Snapshot, audit, check_drained, chec
 from .blocktable_allocator import BlocktableAllocator
 from .bug import Bug, find_bug
 from .call import Call
-from .driver import Driver, Request
+from .driver import Driver, Request, Turn
 from .oracle import ColdAnswer, OracleError, OracleModel, cold
 from .plain_allocator import PlainAllocator
 from .schedule import Case, Report, case_of, run_schedule
@@ -58,6 +58,7 @@ __all__ = [
     "ShadowMemory",
     "Snapshot",
     "VllmAllocator",
+    "Turn",
     "Watch",
     "allocator_machine",
     "audit",

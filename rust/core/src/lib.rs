@@ -13,6 +13,7 @@
 pub mod access;
 pub mod algorithm;
 pub mod block_hash;
+pub mod block_map;
 pub mod block_pool;
 pub mod block_ref;
 pub mod block_size;

@@ -142,6 +142,10 @@ mutants! {
     HitNotFollowed = "hit_not_followed",
     /// The watermark counts as usable at submit.
     WatermarkUsable = "watermark_usable",
+    /// A map of the pool tells the last of several tenants that name a block.
+    MapKeepsLastTenant = "map_keeps_last_tenant",
+    /// A map of the pool shows a parked block as free.
+    MapShowsParkedFree = "map_shows_parked_free",
     /// Submit does not ask for the tenant's quota.
     QuotaNotAsked = "quota_not_asked",
     /// A tenant may hold more than its hard quota.

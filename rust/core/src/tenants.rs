@@ -104,6 +104,13 @@ pub(crate) struct Tenant {
     is_listed: bool,
 }
 
+impl Tenant {
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
 /// All tenants.
 #[derive(Debug)]
 pub(crate) struct Tenants {

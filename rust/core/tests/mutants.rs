@@ -237,6 +237,8 @@ rows! {
 const CAUGHT_ELSEWHERE: &[(Mutant, &str)] = &[
     (Mutant::ClampNegative, "tests/border/test_pool.py"),
     (Mutant::ChainForgotten, "tests/border/test_pool.py"),
+    (Mutant::MapKeepsLastTenant, "tests/border/test_block_map.py"),
+    (Mutant::MapShowsParkedFree, "tests/border/test_block_map.py"),
     (Mutant::StackForgetsVersion, RACES),
     (Mutant::StackIgnoresOthers, RACES),
     (Mutant::LinksForgetVersion, "tests/lock_freedom.rs"),
@@ -295,6 +297,8 @@ fn random_schedules_alone_find_most_faults() {
         "loose_drops_others",
         "clamp_negative",
         "chain_forgotten",
+        "map_keeps_last_tenant",
+        "map_shows_parked_free",
     ];
     let rare = [
         "double_free",

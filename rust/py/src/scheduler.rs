@@ -432,6 +432,17 @@ impl Scheduler {
         array(py, ids, "int32")
     }
 
+    fn block_map<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Vec<String>)> {
+        let map = self.door.held(py, |state| Ok(state.core.block_map()))?;
+        Ok((array(py, map.uses, "uint8")?, array(py, map.tenants, "uint8")?, map.names))
+    }
+
+    fn block_namings(&self, py: Python<'_>, block: &Bound<'_, PyAny>) -> PyResult<Vec<(u64, usize, usize)>> {
+        let block = count("block", block)?;
+        let namings = self.door.held(py, |state| state.core.namings(block))?;
+        Ok(namings.into_iter().map(|naming| (naming.id.0, naming.group, naming.index)).collect())
+    }
+
     #[getter]
     fn num_running(&self, py: Python<'_>) -> PyResult<usize> {
         self.door.held(py, |state| Ok(state.core.num_running()))
