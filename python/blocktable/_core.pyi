@@ -353,8 +353,8 @@ class Scheduler:
         """What every block is doing, for displays: [num_blocks] its use, [num_blocks] whose running requests name it, and the
         tenants' names. Copies.
 
-        Uses: 0 the null block, 1 free, 2 free and cached, 3 named by one table, 4 by several, 5 pinned, 6 parked behind a step in
-        flight. Whose: 0 nobody's, 255 several tenants' (or one's beyond 254 names), else n for the n-th name.
+        Uses: 0 the null block, 1 free, 2 free and cached, 3 named by one table, 4 by several, 5 pinned, 6 parked behind a step
+        in flight. Whose: 0 nobody's, 255 several tenants' (or one's beyond 254 names), else n for the n-th name.
         """
 
     def block_namings(self, block: int) -> list[tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 """The command `blocktable`: which subcommand, and what its end means to a shell.
 
-Before: a shell, or `python -m blocktable`. After: `generate.py`, `replay.py`, or `blocktable.bench`; what needs torch is
-loaded only when it runs.
+Before: a shell, or `python -m blocktable`. After: `generate.py`, `replay.py`, `top.py`, or `blocktable.bench`; what needs
+torch is loaded only when it runs.
 Always: bad input ends with one line and exit code 2, an interrupt with 130 (a termination with 143), and no traceback.
 """
 
@@ -16,6 +16,7 @@ from .. import __version__
 from ..errors import BlocktableError
 from . import generate_options
 from . import replay as replay_command
+from . import top as top_command
 from .interrupts import Interrupted, interruptible
 
 DESCRIPTION = "Serve language models from a paged KV cache, and measure how well that goes."
@@ -25,6 +26,7 @@ examples:
   blocktable generate "Why is the sky blue?"         one prompt of your own
   blocktable generate --help                         every option
   blocktable bench scheduler                         plan and commit, timed (needs no torch)
+  blocktable top                                     a running server's pool, steps and requests (needs no torch)
   blocktable replay FILE                             a recorded schedule or a crash report, again (needs no torch)
 """
 
@@ -79,6 +81,9 @@ def make_parser(given: Sequence[str]) -> argparse.ArgumentParser:
     )
     replay_command.add_options(replay)
     replay.set_defaults(run=replay_command.run)
+    top = commands.add_parser("top", help="show what a running server is doing", description=top_command.DESCRIPTION)
+    top_command.add_options(top)
+    top.set_defaults(run=top_command.run)
     return parser
 
 
