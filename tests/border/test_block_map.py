@@ -92,7 +92,7 @@ def test_a_map_that_tells_something_else_is_found(fault):
 
 def test_where_a_block_is_named():
     scheduler = Scheduler(**CONFIG)
-    first, second = (scheduler.submit(ROOT + [tail], max_tokens=4, tenant="a") for tail in (1, 2))
+    first, second = (scheduler.submit([*ROOT, tail], max_tokens=4, tenant="a") for tail in (1, 2))
     plan = scheduler.plan(0)
     block = int(plan.block_tables[0, plan.seq_slots[0], 1])
     assert scheduler.block_namings(block) == [(first, 0, 1), (second, 0, 1)]

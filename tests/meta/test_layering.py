@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "server": {"errors", "_core", "engine", "events", "sampling", "text"},
     "testing": {"errors", "_core"},
     "bench": {"errors", "_core", "kernels", "engine", "sampling", "model", "text", "testing", ""},
-    "cli": {"errors", "_core", "engine", "sampling", "model", "text", "testing", "bench", ""},
+    "cli": {"errors", "_core", "engine", "sampling", "model", "text", "testing", "bench", "server", ""},
     "__main__": {"cli"},
 }
 HEAVY = {"torch", "triton", "transformers", "tokenizers", "safetensors", "accelerate", "gguf", "jinja2"}

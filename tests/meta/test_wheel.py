@@ -151,6 +151,12 @@ def test_the_wheel_holds_the_package_and_nothing_beside_it(names):
     assert sources == {name for name in names if name.endswith(".py")}
 
 
+def test_the_files_of_the_dashboard_are_in_the_wheel(names):
+    page = {f"blocktable/server/dashboard/{path.name}" for path in (PACKAGE / "server" / "dashboard").iterdir()}
+    assert len(page) >= 5
+    assert page <= set(names)
+
+
 def test_one_wheel_serves_every_python_from_3_11_on(wheel, metadata):
     assert "-cp311-abi3-" in wheel.name
     assert metadata["Requires-Python"] == ">=3.11"

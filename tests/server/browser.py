@@ -41,7 +41,11 @@ class Browser:
         assert CHROMIUM is not None
         self._profile = tempfile.mkdtemp(prefix="blocktable-browser-")
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio"]
-        flags += ["--remote-debugging-port=0", f"--user-data-dir={self._profile}", f"--window-size={','.join(map(str, self._size))}"]
+        flags += [
+            "--remote-debugging-port=0",
+            f"--user-data-dir={self._profile}",
+            f"--window-size={','.join(map(str, self._size))}",
+        ]
         self._process = subprocess.Popen(
             [CHROMIUM, *flags, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )

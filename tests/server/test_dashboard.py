@@ -145,7 +145,9 @@ def test_an_engine_that_does_not_answer_is_said_and_comes_back(client: FakeClien
         page.open(f"{url}/dashboard")
         page.wait_for("window.blocktable && blocktable.map.frames > 0")
         client.block_map, client.state = dead, EngineState.DEAD  # type: ignore[method-assign]
-        page.wait_for("trouble.textContent.includes('it was killed') && document.getElementById('state').textContent === 'dead'")
+        page.wait_for(
+            "trouble.textContent.includes('it was killed') && document.getElementById('state').textContent === 'dead'"
+        )
         client.block_map, client.state = whole, EngineState.READY  # type: ignore[method-assign]
         frames = page.read("blocktable.map.frames")
         page.wait_for(f"blocktable.map.frames > {frames} + 2 && trouble.textContent === ''")

@@ -158,6 +158,13 @@ class AsyncLLM:
             raise InvalidInputError("request_id", request_id, "is not known, not yet or not any more")
         return self.scheduler.explain(number)
 
+    def block_namings(self, block: int) -> list[dict[str, Any]]:
+        """Where running requests name a block of the pool: `request_id`, `group`, and `index`, the entry of its table.
+
+        Raises `NoSuchBlockError`."""
+        found = ((self._thread.id_of(number), group, index) for number, group, index in self.scheduler.block_namings(block))
+        return [{"request_id": name, "group": group, "index": index} for name, group, index in found if name is not None]
+
     async def get_tokenizer(self) -> Tokenizer:
         """Encodes, decodes and renders chats, from any thread. Raises `InvalidInputError` if the engine has none."""
         tokenizer = self._engine.tokenizer

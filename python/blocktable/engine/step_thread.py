@@ -129,6 +129,11 @@ class StepThread:
         ticket = self._tickets.get(request_id)
         return self._numbers.get(request_id) if ticket is None else ticket.number
 
+    def id_of(self, number: int) -> str | None:
+        """The id of the request that the core knows by this number, if it has not ended."""
+        tickets = list(self._tickets.items())
+        return next((name for name, ticket in tickets if ticket.number == number), None)
+
     def call(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done between two crossings of the border. Raises `EngineDeadError`, `ShutDownError`, which may also come
         instead of a result."""

@@ -16,6 +16,7 @@ import msgspec
 
 from ..engine.outputs import FinishReason
 from ..text.tokenizer_parts import TokenizerParts
+from .packed_map import BlockMap
 
 
 class EngineState(Enum):
@@ -121,6 +122,13 @@ class EngineClient(Protocol):
 
     async def explain(self, request_id: str) -> dict[str, Any]:
         """A request's timeline: see `AsyncLLM.explain`, also for what it raises."""
+
+    async def block_map(self) -> BlockMap:
+        """What every block is doing: see `Scheduler.block_map`."""
+
+    async def block_namings(self, block: int) -> list[dict[str, Any]]:
+        """Where running requests name a block: `request_id`, `group`, and `index`, the entry of its table. Raises
+        `NoSuchBlockError`."""
 
     async def reset_prefix_cache(self) -> int:
         """Forget cached prefixes that no running request uses; returns how many blocks forgot theirs."""

@@ -17,6 +17,7 @@ from ..errors import InvalidInputError
 from ..sampling.params import RequestOutputKind, SamplingParams
 from ..text.tokenizer_parts import TokenizerParts
 from .engine_client import EngineInfo, EngineRequest, EngineState, Piece, Progress
+from .packed_map import BlockMap
 
 POLL_S = 0.05
 """How often a drain looks whether all requests have ended."""
@@ -90,6 +91,15 @@ class InProcessEngine:
     async def explain(self, request_id: str) -> dict[str, Any]:
         """See `EngineClient`."""
         return self._engine.explain(request_id)
+
+    async def block_map(self) -> BlockMap:
+        """See `EngineClient`."""
+        uses, tenants, names = self._engine.scheduler.block_map()
+        return BlockMap(uses.tobytes(), tenants.tobytes(), names)
+
+    async def block_namings(self, block: int) -> list[dict[str, Any]]:
+        """See `EngineClient`."""
+        return self._engine.block_namings(block)
 
     async def reset_prefix_cache(self) -> int:
         """See `EngineClient`."""
