@@ -152,7 +152,7 @@ def test_the_wheel_holds_the_package_and_nothing_beside_it(names):
 
 
 def test_the_files_of_the_dashboard_are_in_the_wheel(names):
-    page = {f"blocktable/server/dashboard/{path.name}" for path in (PACKAGE / "server" / "dashboard").iterdir()}
+    page = {f"blocktable/server/dashboard/{path.name}" for path in (ROOT / "python/blocktable/server/dashboard").iterdir()}
     assert len(page) >= 5
     assert page <= set(names)
 
