@@ -16,6 +16,7 @@ DOCUMENTS = [
     "docs/embedding.md",
     "docs/reasons.md",
     "docs/scheduler.md",
+    "docs/server.md",
     "docs/testing.md",
 ]
 MAKEFILE = (ROOT / "Makefile").read_text()

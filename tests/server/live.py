@@ -78,7 +78,9 @@ class Live:
 
     def client(self, key: str | None = None, **options: Any) -> httpx.Client:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._clients.append(httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S, trust_env=False, **options))
+        self._clients.append(
+            httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S, trust_env=False, verify=False, **options)
+        )
         return self._clients[-1]
 
     def openai(self, key: str = "none") -> openai.OpenAI:
@@ -109,3 +111,23 @@ def events(body: str) -> list[Any]:
     """What a stream's events hold, `[DONE]` as it is."""
     lines = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def open_request(server: Live, path: str, body: Any, key: str | None = None, length: int | None = None) -> socket.socket:
+    """A connection on which a request was sent and nothing has been read yet. `length`: how long the body says that it is."""
+    content = json.dumps(body).encode()
+    head = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
+    head += [f"Content-Length: {length or len(content)}"]
+    head += [] if key is None else [f"Authorization: Bearer {key}"]
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), PATIENCE_S)
+    connection.sendall("\r\n".join([*head, "", ""]).encode() + content)
+    return connection
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    """Raises `TimeoutError` if it does not come to be so."""
+    for _ in range(int(PATIENCE_S * 200)):
+        if is_so():
+            return
+        threading.Event().wait(0.005)
+    raise TimeoutError(what)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from .. import __version__
 from ..errors import BlocktableError
 from . import generate_options
+from . import key as key_command
 from . import replay as replay_command
 from . import top as top_command
 from .interrupts import Interrupted, interruptible
@@ -76,6 +77,9 @@ def make_parser(given: Sequence[str]) -> argparse.ArgumentParser:
 
         bench_command.add_subcommands(bench)
     bench.set_defaults(run=_run_bench)
+    key = commands.add_parser("key", help="draw an API key for a tenant of a server", description=key_command.DESCRIPTION)
+    key_command.add_options(key)
+    key.set_defaults(run=key_command.run)
     replay = commands.add_parser(
         "replay", help="make the calls of a recorded schedule again", description=replay_command.DESCRIPTION
     )

@@ -102,12 +102,14 @@ def make_app(serving: Serving, tenants: Tenants, *, health: Sequence[Route] = ()
         return Response(msgspec.json.encode(document(OPERATIONS, serving)), media_type="application/json")
 
     routes.append(Route("/openapi.json", openapi))
-    return Starlette(
+    app = Starlette(
         routes=[*health, *routes],
         middleware=[Middleware(Guard, tenants=tenants, open_paths=[route.path for route in health])],
         exception_handlers={HTTPException: _routing_error},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # a path is right or wrong
+    return app
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:

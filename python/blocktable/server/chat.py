@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from ..errors import InvalidInputError
+from .errors import disagree
 from .generation import Generation, Tally, check_together
 from .protocol.chat import Answer, ChatChoice, ChatReply, ChatRequest
 from .serving import Call, Serving
@@ -44,7 +44,7 @@ async def chat(serving: Serving, call: Call, ask: ChatRequest) -> ChatReply | As
 def _sampling(ask: ChatRequest) -> dict[str, Any]:
     given = ask.max_completion_tokens
     if given is not None and ask.max_tokens not in (None, given):
-        raise InvalidInputError("max_completion_tokens", given, f"is the same as max_tokens, which says {ask.max_tokens}")
+        raise disagree("max_completion_tokens", f"{given} is the same as max_tokens, which says {ask.max_tokens}")
     # None is as many as the model's length leaves.
     return {"max_tokens": None} | ask.sampling() | ({} if given is None else {"max_tokens": given})
 

@@ -51,6 +51,11 @@ def refused(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param}: {message}", param=param, code=code)
 
 
+def disagree(param: str, message: str) -> ApiError:
+    """A 400 about fields that are right alone and wrong together."""
+    return refused(param, message, "fields_disagree")
+
+
 def unavailable(message: str, code: str, *, retry_after_s: int | None = None) -> ApiError:
     """A 503."""
     headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}

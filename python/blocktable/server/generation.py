@@ -13,13 +13,16 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import InvalidInputError
 from ..sampling.params import SamplingParams
 from .answers import merged
 from .engine_client import EngineRequest, Piece
+from .errors import disagree
 from .protocol.generation import GenerationRequest
 from .protocol.usage import Usage
 from .serving import Call, Serving
+
+DEFAULT_MAX_TOKENS = 16
+"""Of completions, as `SamplingParams` has it."""
 
 
 @dataclass(slots=True)
@@ -67,11 +70,10 @@ class Generation:
         prompts: Sequence[list[int]],
         sampling: dict[str, Any],
     ) -> None:
-        """`sampling`: arguments of `SamplingParams`. Raises `InvalidInputError` for too many answers."""
+        """`sampling`: arguments of `SamplingParams`. Raises `ApiError` for too many answers."""
         self.n = ask.n or 1
         if len(prompts) * self.n > serving.limits.max_answers:
-            bound = f"answers to {len(prompts)} prompts are more than {serving.limits.max_answers}"
-            raise InvalidInputError("n", self.n, bound)
+            raise disagree("n", f"{self.n} answers to {len(prompts)} prompts are more than {serving.limits.max_answers}")
         self.id = f"{prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
         self.model = serving.model_name(ask.model)
@@ -115,9 +117,12 @@ class Generation:
 
 
 def check_together(ask: GenerationRequest, sampling: dict[str, Any]) -> None:
-    """Refuse values that are wrong only together, before a prompt is read. Raises `InvalidInputError`."""
+    """Refuse values that are wrong only together, before a prompt is read. Raises `ApiError`, or `InvalidInputError`."""
     if ask.stream_options is not None and not ask.stream:
-        raise InvalidInputError("stream_options", "given", "goes with stream=true only")
+        raise disagree("stream_options", "goes with stream=true only")
+    max_tokens = sampling.get("max_tokens", DEFAULT_MAX_TOKENS)
+    if max_tokens is not None and sampling.get("min_tokens", 0) > max_tokens:
+        raise disagree("min_tokens", f"must be at most max_tokens, which is {max_tokens}")
     SamplingParams(**sampling)
 
 

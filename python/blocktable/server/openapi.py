@@ -57,7 +57,7 @@ def document(operations: Iterable[Operation], serving: Serving) -> dict[str, Any
 def _operation(one: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _reference(one.reply)}}
     if one.makes_text:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": {"type": "string"}}}}
     names = [
         *OF_ALL,
         *(OF_BODIES if one.body else ()),

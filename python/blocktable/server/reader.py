@@ -19,16 +19,13 @@ from ..engine.request import read_token_ids
 from ..errors import InvalidInputError
 from ..text.tokenizer import Tokenizer
 from .engine_client import EngineClient, EngineInfo
-from .errors import ApiError
-from .protocol.chat import Message, Tool
+from .errors import ApiError, disagree, refused
+from .protocol.chat import TAKEN_NAMES, Message, Tool
 
 LONG_TEXT = 1000
 """Characters or ids from which on a prompt is read on a thread: shorter ones take well under a millisecond."""
 
 T = TypeVar("T")
-
-TAKEN_NAMES = ("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize")
-"""What a template gets anyway: no client may say it another way."""
 
 
 class Reader:
@@ -99,16 +96,9 @@ class Reader:
             if name in TAKEN_NAMES or name.endswith("_token"):
                 raise InvalidInputError(f"chat_template_kwargs.{name}", options[name], "is not the client's to say")
 
-        def render() -> str:
-            said = [_turn(place, message) for place, message in enumerate(messages)]
-            offered = [msgspec.to_builtins(tool) for tool in tools or ()] or None
-            text = tokenizer.render_chat(said, add_generation_prompt=add_generation_prompt, tools=offered, **options)
-            if offered and text == tokenizer.render_chat(said, add_generation_prompt=add_generation_prompt, **options):
-                raise InvalidInputError("tools", f"{len(offered)} tools", "the model's chat template has no place for tools")
-            return text
-
+        said = {"add_generation_prompt": add_generation_prompt, **options}
         # A template is a program: nobody knows how long it takes.
-        text = await self._threaded(render)
+        text = await self._threaded(lambda: _render(tokenizer, messages, tools, said))
         return await self.text("messages", text, add_special_tokens=add_special_tokens)
 
     async def decode(self, ids: list[int]) -> str:
@@ -150,16 +140,32 @@ def _too_long(field: str, what: str, info: EngineInfo) -> ApiError:
     return ApiError(400, message, param=field, code="context_length_exceeded")
 
 
+def _render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] | None, said: Mapping[str, Any]) -> str:
+    turns = [_turn(place, message) for place, message in enumerate(messages)]
+    try:
+        if not tools:
+            return tokenizer.render_chat(turns, **said)
+        text = tokenizer.render_chat(turns, tools=[msgspec.to_builtins(tool) for tool in tools], **said)
+        has_place = text != tokenizer.render_chat(turns, **said)
+    except InvalidInputError as error:
+        raise refused(error.field, error.bound, "template_refuses") from None
+    if not has_place:
+        raise refused("tools", "the model's chat template has no place for them", "template_refuses")
+    return text
+
+
 def _turn(place: int, message: Message) -> dict[str, Any]:
     """A message as templates read it: the arguments of a call are an object there, and a text in OpenAI's shape."""
     turn: dict[str, Any] = msgspec.to_builtins(message)
+    if message.content is None and not message.tool_calls:
+        raise disagree(f"messages[{place}].content", "may be left out beside tool_calls only")
     for number, call in enumerate(turn.get("tool_calls") or ()):
         field = f"messages[{place}].tool_calls[{number}].function.arguments"
         try:
             arguments = json.loads(call["function"]["arguments"] or "{}")
         except (ValueError, RecursionError):
-            raise InvalidInputError(field, call["function"]["arguments"], "must be JSON") from None
+            arguments = None
         if not isinstance(arguments, dict):
-            raise InvalidInputError(field, call["function"]["arguments"], "must be a JSON object")
+            raise refused(field, "must be the JSON of an object", "invalid_arguments")
         call["function"]["arguments"] = arguments
     return turn

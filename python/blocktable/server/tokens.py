@@ -5,8 +5,7 @@ Before: `endpoint.py` has read the body. After: it sends the reply.
 
 from __future__ import annotations
 
-from ..errors import InvalidInputError
-from .errors import ApiError
+from .errors import ApiError, disagree
 from .protocol.embeddings import EmbeddingReply, EmbeddingRequest
 from .protocol.tokens import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 from .serving import Call, Serving
@@ -38,7 +37,7 @@ async def embed(serving: Serving, call: Call, ask: EmbeddingRequest) -> Embeddin
 
 async def _ids(serving: Serving, ask: TokenizeRequest) -> list[int]:
     if (ask.prompt is None) is (ask.messages is None):
-        raise InvalidInputError("prompt", ask.prompt, "either prompt or messages has to be given, and not both")
+        raise disagree("prompt", "either this or messages has to be given, and not both")
     if ask.messages is not None:
         return await serving.reader.chat(
             ask.messages,
@@ -49,5 +48,5 @@ async def _ids(serving: Serving, ask: TokenizeRequest) -> list[int]:
         )
     for name in ("tools", "add_generation_prompt", "chat_template_kwargs"):
         if getattr(ask, name) is not None:
-            raise InvalidInputError(name, getattr(ask, name), "goes with messages only")
+            raise disagree(name, "goes with messages only")
     return await serving.reader.text("prompt", ask.prompt or "", add_special_tokens=ask.add_special_tokens is not False)

@@ -13,6 +13,35 @@ from .usage import Usage
 
 MAX_TOOLS = 128
 
+TAKEN_NAMES = (
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "conversations",
+    "documents",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "sanitize_control_tokens",
+    "self",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+)
+"""What a template, or transformers around it, gets anyway: no client may say it another way. Nor may it the names of special
+tokens, which end in `_token`."""
+
+TemplateVariables = Annotated[
+    dict[str, str | int | float | bool | None],
+    Meta(extra_json_schema={"propertyNames": {"not": {"anyOf": [{"enum": list(TAKEN_NAMES)}, {"pattern": "_token$"}]}}}),
+]
+"""Variables of the model's chat template."""
+
 
 class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a message; only text is served."""
@@ -101,8 +130,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     comes as it writes it, in the content."""
     add_generation_prompt: bool | None = None
     """True unless said otherwise: the assistant's turn is begun."""
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
-    """Variables of the chat template, such as `enable_thinking`."""
+    chat_template_kwargs: TemplateVariables | None = None
+    """Such as `enable_thinking`."""
     max_completion_tokens: Count | None = None
     """The newer name of `max_tokens`."""
 

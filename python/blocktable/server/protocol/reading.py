@@ -25,7 +25,7 @@ _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 def read(body: bytes, kind: type[T]) -> T:
     """The record of `kind` in `body`. Raises `ApiError`, or `InvalidInputError` for a feature that is not served yet."""
     try:
-        record = msgspec.json.decode(body, type=kind)
+        record = _decode(body, kind)
     except msgspec.ValidationError as error:
         raise _refusal(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -34,6 +34,26 @@ def read(body: bytes, kind: type[T]) -> T:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
     _check(record)
     return record
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    """A whole number may be written 16.0, as JSON has it: msgspec has it otherwise, so such a body is read once more."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+    return msgspec.convert(_with_whole_numbers(msgspec.json.decode(body)), kind)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(one) for one in value]
+    return value
 
 
 def _check(record: Any) -> None:

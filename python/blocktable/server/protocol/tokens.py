@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from .chat import MAX_TOOLS, Message, Tool
+from .chat import MAX_TOOLS, Message, TemplateVariables, Tool
 from .generation import TokenId
 from .not_served import Off
 
@@ -22,7 +22,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     add_special_tokens: bool | None = None
     """The model's begin and end tokens; true for a text, false for a conversation, unless said otherwise."""
     return_token_strs: bool | None = None

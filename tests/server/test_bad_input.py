@@ -1,0 +1,418 @@
+"""Promise: whatever a client sends, it is refused with a status, a field and a reason, before anything is done for it; the
+engine has the same blocks free as before, and answers the next request."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from blocktable import AsyncLLM
+from blocktable.server import reader
+from blocktable.server.limits import Limits
+from blocktable.server.protocol import not_served, reading
+from blocktable.text.tokenizer import Tokenizer
+from tests.engine.tiny_llama import MAX_MODEL_LEN, VOCAB_SIZE
+from tests.engine.ways import check_empty
+
+from .conftest import MakeServer
+from .live import Live
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TURN = [{"role": "user", "content": "Hello"}]
+L = MAX_MODEL_LEN
+
+Row = tuple[str, dict[str, Any], int, str | None, str]
+"""Path, what is changed of a good body, status, `param`, and a word of the message."""
+
+
+def completion(change: dict[str, Any], param: str | None, word: str, status: int = 400) -> Row:
+    return COMPLETIONS, {"prompt": "Hello", "max_tokens": 4} | change, status, param, word
+
+
+def chat(change: dict[str, Any], param: str | None, word: str, status: int = 400) -> Row:
+    return CHAT, {"messages": TURN, "max_tokens": 4} | change, status, param, word
+
+
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"items": value}
+    return value
+
+
+def tool(**changes: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "look", "parameters": {}} | changes}
+
+
+TOOL = tool()
+
+ROWS: dict[str, Row] = {
+    # 119: keys and values of a bias.
+    **{
+        f"a bias for {key!r} of {value}": completion({"logit_bias": {key: value}}, "logit_bias", "not served yet")
+        for key, value in [("-1", 1), (str(VOCAB_SIZE), 1), (str(2**31), 1), ("AI", 1), ("1.5", 1), ("5", 1e9)]
+    },
+    "a bias in a chat": chat({"logit_bias": {"-1": 1}}, "logit_bias", "not served yet"),
+    # 121: whatever counts something.
+    **{f"n of {n}": completion({"n": n}, "n", "int") for n in (0, -1, 129, 2**31, 2**63, 1e308, 1.5, "2", True)},
+    **{f"best_of {n}": completion({"best_of": n}, "best_of", "not served") for n in (0, 2, 2**31, 1e308, "x", True)},
+    **{f"logprobs {n}": completion({"logprobs": n}, "logprobs", "not served") for n in (0, 1, 6, 2**31, 1e308)},
+    **{f"top_logprobs {n}": chat({"top_logprobs": n}, "top_logprobs", "not served") for n in (1, 21, 2**31, False)},
+    **{f"max_tokens {n}": completion({"max_tokens": n}, "max_tokens", "int") for n in (0, -1, 2**31, 2**63, 1e308)},
+    **{f"min_tokens {n}": completion({"min_tokens": n}, "min_tokens", "int") for n in (-1, 2**31, 2**63, 1e308)},
+    "33 stop strings": completion({"stop": ["x"] * 33}, "stop", "length <= 32"),
+    "a stop string of 257 characters": completion({"stop": "x" * 257}, "stop", "length <= 256"),
+    "an empty stop string": completion({"stop": ["x", ""]}, "stop[1]", "length >= 1"),
+    "257 stop tokens": completion({"stop_token_ids": [1] * 257}, "stop_token_ids", "length <= 256"),
+    "a stop token outside": completion({"stop_token_ids": [1, VOCAB_SIZE]}, "stop_token_ids[1]", f"0..{VOCAB_SIZE - 1}"),
+    "129 prompts": completion({"prompt": ["x"] * 129}, "prompt", "at most 128"),
+    "257 answers": completion({"prompt": ["x"] * 3, "n": 86}, "n", "more than 256"),
+    # 122: free-form fields.
+    "a schema for the answer": chat({"response_format": {"type": "json_schema"}}, "response_format", "not served"),
+    "a grammar": completion({"structured_outputs": {"regex": "(a+)+" * 1000}}, "structured_outputs", "not served"),
+    "a tool without a name": chat({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing"),
+    "a tool of another type": chat({"tools": [TOOL | {"type": 5}]}, "tools[0].type", "str"),
+    "parameters that are no object": chat(
+        {"tools": [{"type": "function", "function": {"name": "x", "parameters": [1]}}]},
+        "tools[0].function.parameters",
+        "object",
+    ),
+    "129 tools": chat({"tools": [TOOL] * 129}, "tools", "length <= 128"),
+    "tools without a place": chat({"tools": [TOOL]}, "tools", "no place"),
+    "tools of 300 levels": chat({"tools": [tool(parameters=nested(300))]}, "tools", "no place"),
+    "a forced tool": chat({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "not served"),
+    "a template's object": chat({"chat_template_kwargs": {"x": {}}}, "chat_template_kwargs[...]", "got object"),
+    "a template's own name": chat(
+        {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages", "not the client's"
+    ),
+    "a template's token": chat(
+        {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "not the client's"
+    ),
+    "a template of its own": chat({"chat_template": "{{ 1 }}"}, "chat_template", "not served"),
+    # 125: the longest prompt.
+    **{
+        f"{L + more} tokens, max_tokens {count}": completion(
+            {"prompt": [3] * (L + more)} | ({} if count is None else {"max_tokens": count}), "prompt", f"at most {L - 1} tokens"
+        )
+        for more in (0, 1, 1000)
+        for count in (None, 1, 2)
+    },
+    "a text as long as the model": completion({"prompt": "x" * L}, "prompt", f"at most {L - 1} tokens"),
+    "a text far too long": completion({"prompt": "x" * 100_000}, "prompt", "has 100000 characters"),
+    "a chat too long": chat({"messages": [{"role": "user", "content": "x" * L}]}, "messages", f"at most {L - 1} tokens"),
+    "the second of two too long": completion({"prompt": ["x", "x" * L]}, "prompt[1]", f"at most {L - 1} tokens"),
+    # Numbers of sampling.
+    "a temperature below zero": completion({"temperature": -0.1}, "temperature", ">= 0"),
+    "a temperature beyond all": completion({"temperature": 1e308}, "temperature", "<= "),
+    "a temperature as text": completion({"temperature": "1"}, "temperature", "float"),
+    "no top_p": completion({"top_p": 0}, "top_p", "> 0"),
+    "a top_p of 1.5": completion({"top_p": 1.5}, "top_p", "<= 1"),
+    "a top_k of -2": completion({"top_k": -2}, "top_k", ">= -1"),
+    "a min_p of 2": completion({"min_p": 2}, "min_p", "<= 1"),
+    "a seed of 2**63": completion({"seed": 2**63}, "seed", "<="),
+    "more than max_tokens at least": completion({"min_tokens": 5}, "min_tokens", "at most max_tokens, which is 4"),
+    "a penalty": completion({"frequency_penalty": 0.5}, "frequency_penalty", "not served"),
+    "an ignored answer": completion({"ignore_eos": "yes"}, "ignore_eos", "bool"),
+    # How it is treated.
+    "a priority without that policy": completion({"priority": 1}, "priority", ""),
+    "a priority of 1001": completion({"priority": 1001}, "priority", "<= 1000"),
+    "no time at all": completion({"deadline_s": 0}, "deadline_s", "> 0"),
+    "endless time": completion({"queue_deadline_s": 1e10}, "queue_deadline_s", "<="),
+    "an empty salt": completion({"cache_salt": ""}, "cache_salt", "length >= 1"),
+    "a salt of 257 characters": completion({"cache_salt": "x" * 257}, "cache_salt", "length <= 256"),
+    # Prompts.
+    "no prompt": (COMPLETIONS, {"max_tokens": 4}, 400, "prompt", "missing"),
+    "an empty prompt": completion({"prompt": ""}, "prompt", "length >= 1"),
+    "no prompts": completion({"prompt": []}, "prompt", "length >= 1"),
+    "an empty prompt among others": completion({"prompt": ["x", ""]}, "prompt[1]", "length >= 1"),
+    "no ids": completion({"prompt": [[]]}, "prompt[0]", "length >= 1"),
+    "a mixture": completion({"prompt": ["x", 1]}, "prompt", "a text, token ids, or a list"),
+    "a prompt that is null": completion({"prompt": None}, "prompt", "got null"),
+    "an object": completion({"prompt": {}}, "prompt", "got object"),
+    "an id below zero": completion({"prompt": [1, -1]}, "prompt[1]", ">= 0"),
+    "an id outside": completion({"prompt": [1, VOCAB_SIZE]}, "prompt[1]", f"0..{VOCAB_SIZE - 1}"),
+    "an id outside, in a list": completion({"prompt": [[1], [2, VOCAB_SIZE]]}, "prompt[1][1]", f"0..{VOCAB_SIZE - 1}"),
+    "an id that is a truth": completion({"prompt": [True]}, "prompt[0]", "got bool"),
+    "an id of 2**63": completion({"prompt": [2**63]}, "prompt[0]", "<="),
+    "an id that is a fraction": completion({"prompt": [1.5]}, "prompt[0]", "got float"),
+    # Conversations.
+    "no messages": chat({"messages": []}, "messages", "length >= 1"),
+    "messages that are a text": chat({"messages": "Hello"}, "messages", "array"),
+    "no role": chat({"messages": [{"content": "x"}]}, "messages[0].role", "missing"),
+    "another role": chat({"messages": [*TURN, {"role": "king", "content": "x"}]}, "messages[1].role", "king"),
+    "no content": chat({"messages": [{"role": "user"}]}, "messages[0].content", "tool_calls only"),
+    "an unknown key of a message": chat(
+        {"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "unknown"
+    ),
+    "a picture": chat(
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+        "image_url",
+    ),
+    "arguments that are no JSON": chat(
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+        "JSON of an object",
+    ),
+    "two limits that differ": chat({"max_completion_tokens": 5}, "max_completion_tokens", "same as max_tokens, which says 4"),
+    # Fields.
+    "an unknown field": completion({"temprature": 0.5}, "temprature", "did you mean temperature"),
+    "an unknown field of a chat": chat({"prompt": "x"}, "prompt", "unknown field"),
+    "a tenant in the body": completion({"tenant": "other"}, "tenant", "unknown field"),
+    "options of no stream": completion({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
+    "unknown options of a stream": completion({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown"),
+    "usage all the time": completion(
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}}, "continuous_usage_stats", "not served"
+    ),
+    "another model": completion({"model": "gpt-9"}, "model", "is not served here, but tiny", 404),
+    # Other routes.
+    "embeddings": ("/v1/embeddings", {"input": "x"}, 400, "input", "not served yet"),
+    "embeddings of nothing": ("/v1/embeddings", {"input": ""}, 400, "input", "length >= 1"),
+    "two things to tokenize": ("/tokenize", {"prompt": "x", "messages": TURN}, 400, "prompt", "and not both"),
+    "nothing to tokenize": ("/tokenize", {}, 400, "prompt", "either"),
+    "ids outside to spell": ("/detokenize", {"tokens": [VOCAB_SIZE]}, 400, "tokens[0]", f"0..{VOCAB_SIZE - 1}"),
+    "no tokens": ("/detokenize", {}, 400, "tokens", "missing"),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_model: Any, tiny_tokenizer: Any) -> Iterator[tuple[Live, AsyncLLM]]:
+    """One server for all rows: none may leave anything behind."""
+    from blocktable.server.in_process import InProcessEngine
+
+    from .live import live
+
+    engine = AsyncLLM(
+        tiny_model, tokenizer=tiny_tokenizer, self_check=False, num_blocks=64, block_size=8, max_num_seqs=8, num_threads=1
+    )
+    with live(InProcessEngine(engine)) as server:
+        yield server, engine
+    assert engine.shutdown(timeout_s=60)
+
+
+def state_of(engine: AsyncLLM) -> dict[str, Any]:
+    """What a refused request must not change."""
+    stats = engine.scheduler.stats()
+    return {name: stats[name] for name in ("submitted", "free_blocks", "used_blocks", "running", "waiting")}
+
+
+def refused_as(answer: httpx.Response, status: int, param: str | None, word: str) -> None:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param, error
+    assert word in error["message"], error["message"]
+    assert len(error["message"]) < 700, "a value was shown whole"
+
+
+def goes_on(server: Live) -> None:
+    answer = server.client().post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": 3, "ignore_eos": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_bad_input_is_refused_by_its_field_and_changes_nothing(name: str, shared: tuple[Live, AsyncLLM]) -> None:
+    server, engine = shared
+    path, body, status, param, word = ROWS[name]
+    before = state_of(engine)
+    refused_as(server.client().post(path, json=body), status, param, word)
+    assert state_of(engine) == before
+    engine.scheduler.audit()
+
+
+BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
+    "nothing": (b"", {}, 400, "not JSON"),
+    "half of it": (b'{"prompt": "x"', {}, 400, "not JSON"),
+    "a list": (b"[]", {}, 400, "must be object"),
+    "no number": (b'{"prompt": "x", "temperature": NaN}', {}, 400, "not JSON"),
+    "endless": (b'{"prompt": "x", "logit_bias": {"5": Infinity}}', {}, 400, "not JSON"),
+    "no Unicode": (b'{"prompt": "\xff"}', {}, 400, "not JSON"),
+    "half a character": (b'{"prompt": "\\ud800"}', {}, 400, "not JSON"),
+    "100,000 levels": (
+        b'{"prompt": "x", "logit_bias": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        {},
+        400,
+        "nested too deeply",
+    ),
+    "10,000 levels of parameters": (
+        b'{"prompt": "x", "structured_outputs": ' + b'{"items":' * 10_000 + b"1" + b"}" * 10_000 + b"}",
+        {},
+        400,
+        "nested too deeply",
+    ),
+    "a number of 5,000 digits": (b'{"prompt": "x", "seed": ' + b"1" * 5000 + b"}", {}, 400, "out of range"),
+    "5 MB of an expression": (
+        b'{"prompt": "x", "structured_outputs": {"regex": "' + b"(a+)+" * 2**20 + b'"}}',
+        {},
+        400,
+        "not served yet",
+    ),
+    "another type": (b'{"prompt": "x"}', {"content-type": "text/plain"}, 415, "application/json"),
+    "no type": (b'{"prompt": "x"}', {"content-type": ""}, 415, "left out"),
+    "packed": (b'{"prompt": "x"}', {"content-encoding": "gzip"}, 415, "content-encoding"),
+    "too large": (b'{"prompt": "' + b"x" * 16 * 2**20 + b'"}', {}, 413, "larger than"),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_cannot_be_read_is_refused_and_changes_nothing(name: str, shared: tuple[Live, AsyncLLM]) -> None:
+    server, engine = shared
+    content, headers, status, word = BODIES[name]
+    before = state_of(engine)
+    answer = server.client().post(COMPLETIONS, content=content, headers={"content-type": "application/json"} | headers)
+    error = answer.json()["error"]
+    assert answer.status_code == status, error
+    assert word in error["message"]
+    assert state_of(engine) == before
+    goes_on(server)
+
+
+def test_a_body_without_a_length_is_bounded_too(shared: tuple[Live, AsyncLLM]) -> None:
+    server, _ = shared
+    pieces = (b"x" * 2**20 for _ in range(20))
+    answer = server.client().post(COMPLETIONS, content=pieces, headers={"content-type": "application/json"})
+    refused_as(answer, 413, None, "larger than")
+
+
+@pytest.mark.parametrize("length", [L - 2, L - 1])
+@pytest.mark.parametrize("max_tokens", [None, 1, 2])
+def test_a_prompt_may_be_one_token_shorter_than_the_model(
+    length: int, max_tokens: int | None, shared: tuple[Live, AsyncLLM]
+) -> None:
+    """One rule at every door: an answer is as long as there is room, and one token always has room."""
+    server, _ = shared
+    body = {"prompt": [3] * length, "ignore_eos": True} | ({} if max_tokens is None else {"max_tokens": max_tokens})
+    answer = server.client().post(COMPLETIONS, json=body).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == min(max_tokens or 16, L - length)
+
+
+def test_limits_are_still_inside(shared: tuple[Live, AsyncLLM]) -> None:
+    server, engine = shared
+    one = {"prompt": "x", "max_tokens": 1, "ignore_eos": True}
+    for change, num_answers in [
+        ({"n": 128}, 128),
+        ({"prompt": ["x"] * 128, "n": 2}, 256),
+        ({"stop": ["x" * 256] * 32}, 1),
+        ({"max_tokens": 2**31 - 1, "deadline_s": 0.1}, 1),
+        ({"stop_token_ids": [VOCAB_SIZE - 1] * 256}, 1),
+        ({"logit_bias": {}, "frequency_penalty": 0, "best_of": 1, "echo": False, "suffix": ""}, 1),
+    ]:
+        answer = server.client().post(COMPLETIONS, json=one | change)
+        assert answer.status_code == 200, (change, answer.text)
+        assert [choice["index"] for choice in answer.json()["choices"]] == list(range(num_answers))
+    check_empty(engine)
+
+
+def test_a_prompt_that_the_pool_never_holds_is_refused_with_the_numbers(
+    make_async: Callable[..., AsyncLLM], serve: MakeServer
+) -> None:
+    server = serve(make_async(num_blocks=5))  # four usable blocks of eight
+    refused_as(server.client().post(COMPLETIONS, json={"prompt": [3] * 33}), 400, "prompt", "needs 5 KV blocks, the pool has 4")
+
+
+def test_a_good_request_beside_bad_ones_gets_its_cold_answer(shared: tuple[Live, AsyncLLM]) -> None:
+    server, _ = shared
+    good = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    cold = server.client().post(COMPLETIONS, json=good).json()["choices"][0]["text"]
+    client = server.client()
+    with client.stream("POST", COMPLETIONS, json=good | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        text = json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
+        for path, body, status, _, _ in list(ROWS.values())[:30]:
+            assert server.client().post(path, json=body).status_code == status
+        for line in lines:
+            if line.startswith("data: {"):
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+    assert text == cold
+
+
+def others_are_answered(server: Live) -> None:
+    """While a prompt of half a megabyte is read. The server was told that a token may be as long, or it would be refused by
+    its characters."""
+    server.client().post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1})
+    told: list[tuple[float, httpx.Response]] = []
+
+    def send() -> None:
+        answer = server.client().post(COMPLETIONS, json={"prompt": "Once upon a time. " * 30_000})
+        told.append((time.monotonic(), answer))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    answered = []
+    while thread.is_alive():
+        assert server.client().get("/version").status_code == 200
+        answered.append(time.monotonic())
+        thread.join(0.01)
+    [(over, answer)] = told
+    refused_as(answer, 400, "prompt", "540000 tokens")
+    assert len([at for at in answered if at < over]) >= 5, "others waited for it"
+
+
+@pytest.fixture
+def long_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "longest_token", property(lambda self: 2**27))
+
+
+def test_a_huge_prompt_does_not_hold_up_others(server: Live, long_tokens: None) -> None:
+    others_are_answered(server)
+
+
+def test_a_prompt_read_on_the_event_loop_is_caught(server: Live, long_tokens: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: every prompt is taken for a short one."""
+    monkeypatch.setattr(reader, "LONG_TEXT", 2**30)
+    with pytest.raises(AssertionError, match="others waited"):
+        others_are_answered(server)
+
+
+def test_a_body_that_does_not_come_is_given_up(engine: AsyncLLM, serve: MakeServer) -> None:
+    server = serve(engine, limits=Limits(body_timeout_s=0.1))
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as connection:
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+        connection.sendall(head.encode() + b'{"prompt"')
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    "method, path, status",
+    [("GET", "/v1/completions", 405), ("POST", "/v1/models", 405), ("GET", "/nowhere", 404), ("POST", "/v1/completions/", 404)],
+)
+def test_a_wrong_path_or_method_is_told_in_the_same_shape(
+    method: str, path: str, status: int, shared: tuple[Live, AsyncLLM]
+) -> None:
+    answer = shared[0].client().request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == "no_such_route"
+    assert ("allow" in answer.headers) is (status == 405)
+
+
+def test_an_unknown_field_that_is_ignored_is_caught(shared: tuple[Live, AsyncLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: bodies are read without looking at what is left over, as many servers do."""
+    import msgspec
+
+    def loose(body: bytes, kind: Any) -> Any:
+        known = {field.name for field in msgspec.structs.fields(kind)}
+        return msgspec.convert({name: one for name, one in msgspec.json.decode(body).items() if name in known}, kind)
+
+    monkeypatch.setattr(reading, "_decode", loose)
+    with pytest.raises(AssertionError):
+        test_bad_input_is_refused_by_its_field_and_changes_nothing("an unknown field", shared)
+
+
+def test_a_feature_that_is_ignored_is_caught(shared: tuple[Live, AsyncLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what is not served yet is let through."""
+    monkeypatch.setattr(not_served, "_is_same", lambda value, off: True)
+    with pytest.raises(AssertionError):
+        test_bad_input_is_refused_by_its_field_and_changes_nothing("a penalty", shared)
+
+
+def test_a_bound_left_out_is_caught(engine: AsyncLLM, serve: MakeServer) -> None:
+    """Planted: nobody counts prompts times n."""
+    server = serve(engine, limits=Limits(max_answers=10**9))
+    with pytest.raises(AssertionError):
+        test_bad_input_is_refused_by_its_field_and_changes_nothing("257 answers", (server, engine))

@@ -1,0 +1,179 @@
+"""Promise: a client that leaves, in whatever state its request is, streamed or not, has it ended within one step of being
+noticed: no more tokens are computed for it, no block stays, nobody else notices."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from blocktable import AsyncLLM
+from blocktable.server import endpoint
+from tests.engine.faults import faulty_model
+from tests.engine.ways import check_empty
+
+from .conftest import MakeServer
+from .live import Live, events, open_request, wait_until
+
+STEP_S = 0.02
+"""Of the slow model: what is not ended would go on for more than 100 of them."""
+
+NOTICED = 12
+"""Steps between a client's leaving and the end of its request, at most: one, and what a busy machine takes to notice."""
+
+LONG = {"prompt": list(range(40, 140)), "max_tokens": 150, "ignore_eos": True}
+SHORT = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True}
+
+STATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # What runs beside it takes the only row.
+    "waiting": ({"max_num_seqs": 1}, SHORT),
+    # A hundred tokens, four a step.
+    "prefill": ({"max_num_batched_tokens": 5}, LONG),
+    "decode": ({}, SHORT),
+}
+
+
+@contextmanager
+def slow_model(engine: AsyncLLM) -> Iterator[None]:
+    def fault(plan: Any, forward: Callable[[], Any]) -> Any:
+        time.sleep(STEP_S)
+        return forward()
+
+    with faulty_model(engine, fault):
+        yield
+
+
+def steps_of(engine: AsyncLLM) -> int:
+    return int(engine.scheduler.stats()["steps"])
+
+
+def live_requests(engine: AsyncLLM) -> int:
+    return engine.scheduler.num_running + engine.scheduler.num_waiting
+
+
+def leave(server: Live, engine: AsyncLLM, state: str, *, is_streamed: bool, n: int = 1) -> int:
+    """One runs, another comes and leaves in `state`; returns the steps from then to the end of its request."""
+    beside = open_request(server, "/v1/completions", SHORT | {"stream": True})
+    wait_until(lambda: engine.scheduler.num_running == 1, "the one beside it does not run")
+    left = open_request(server, "/v1/completions", STATES[state][1] | {"stream": is_streamed, "n": n})
+    wait_until(lambda: live_requests(engine) == 1 + n, "it did not come")
+    if state == "decode":
+        now = steps_of(engine)
+        wait_until(lambda: steps_of(engine) >= now + 4, "no steps")
+    else:
+        wait_until(lambda: (engine.scheduler.num_waiting == n) is (state == "waiting"), "the state was not reached")
+    at = steps_of(engine)
+    left.close()
+    wait_until(lambda: live_requests(engine) == 1, "it was not ended")
+    steps = steps_of(engine) - at
+    beside.close()
+    wait_until(lambda: live_requests(engine) == 0, "the one beside it was not ended")
+    check_empty(engine)
+    return steps
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("state", STATES)
+def test_who_leaves_is_ended(state: str, is_streamed: bool, make_async: Callable[..., AsyncLLM], serve: MakeServer) -> None:
+    engine = make_async(**STATES[state][0])
+    server = serve(engine)
+    with slow_model(engine):
+        assert leave(server, engine, state, is_streamed=is_streamed) <= NOTICED
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_who_leaves_has_all_its_answers_ended(is_streamed: bool, engine: AsyncLLM, serve: MakeServer) -> None:
+    server = serve(engine)
+    with slow_model(engine):
+        assert leave(server, engine, "decode", is_streamed=is_streamed, n=4) <= NOTICED
+
+
+async def deaf(receive: Any) -> None:
+    """Never hears of a client that left."""
+    await asyncio.Event().wait()
+
+
+def test_a_server_that_does_not_listen_is_caught(engine: AsyncLLM, serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: nobody waits for the client's leaving; an answer in one piece is computed to its end."""
+    monkeypatch.setattr(endpoint, "_left", deaf)
+    server = serve(engine)
+    with slow_model(engine):
+        assert leave(server, engine, "decode", is_streamed=False) > NOTICED
+
+
+def test_an_abort_that_is_dropped_is_caught(engine: AsyncLLM, serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the stream of the engine is not closed when its reader goes."""
+    monkeypatch.setattr("blocktable.server.generation.merged", unclosed)
+    server = serve(engine)
+    with slow_model(engine):
+        assert leave(server, engine, "decode", is_streamed=True) > NOTICED
+    unread.clear()
+
+
+unread: list[Any] = []
+
+
+async def unclosed(streams: list[Any]) -> Any:
+    """The pieces of one stream, which goes on by itself when its reader has gone."""
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def pump() -> None:
+        async for piece in streams[0]:
+            queue.put_nowait(piece)
+
+    unread.append(asyncio.ensure_future(pump()))
+    while True:
+        piece = await queue.get()
+        yield 0, piece
+        if piece.finish_reason is not None:
+            return
+
+
+def test_a_client_that_leaves_does_not_change_what_another_reads(engine: AsyncLLM, serve: MakeServer) -> None:
+    server = serve(engine)
+    ask = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    cold = server.client().post("/v1/completions", json=ask).json()["choices"][0]["text"]
+    for place in range(12):
+        leaving = open_request(server, "/v1/completions", LONG | {"stream": True})
+        if place % 3:
+            leaving.recv(200 * place)
+        body = server.client().post("/v1/completions", json=ask | {"stream": True}).text
+        leaving.close()
+        assert "".join(one["choices"][0]["text"] for one in events(body) if one != "[DONE]") == cold
+    wait_until(lambda: live_requests(engine) == 0, "some were not ended")
+    check_empty(engine)
+
+
+def storm(server: Live, engine: AsyncLLM, count: int) -> None:
+    for place in range(count):
+        ask = (LONG if place % 2 else SHORT) | {"stream": bool(place % 3), "n": 1 + place % 2}
+        connection = open_request(server, "/v1/completions", ask)
+        wanted = (place * 7) % 21
+        data = b""
+        while ask["stream"] and data.count(b"data: ") < wanted:
+            piece = connection.recv(4096)
+            assert piece, data
+            data += piece
+        connection.close()
+    wait_until(lambda: live_requests(engine) == 0, "some were not ended")
+    check_empty(engine)
+    answer = server.client().post("/v1/completions", json={"prompt": "Hello", "max_tokens": 3, "ignore_eos": True})
+    assert json.loads(answer.text)["usage"]["completion_tokens"] == 3
+
+
+def test_a_hundred_streams_left_after_any_number_of_pieces_leave_nothing(engine: AsyncLLM, serve: MakeServer) -> None:
+    storm(serve(engine), engine, 100)
+
+
+@pytest.mark.slow
+def test_two_thousand_streams_left_leave_nothing(engine: AsyncLLM, serve: MakeServer) -> None:
+    import psutil
+
+    server = serve(engine)
+    storm(server, engine, 1000)
+    before = psutil.Process().memory_info().rss
+    storm(server, engine, 2000)
+    assert psutil.Process().memory_info().rss - before < 20 * 2**20

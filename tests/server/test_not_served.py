@@ -1,0 +1,96 @@
+"""Promise: what is refused here as not served yet is what the engine does not serve: when a feature lands there, a test here
+fails until the HTTP side serves it too."""
+
+import inspect
+from typing import Any
+
+import msgspec
+import pytest
+
+from blocktable.errors import InvalidInputError
+from blocktable.sampling.params import NOT_SERVED, SamplingParams
+from blocktable.server.openapi import document
+from blocktable.server.protocol.chat import TAKEN_NAMES, ChatRequest, Message
+from blocktable.server.protocol.completions import CompletionRequest
+from blocktable.server.protocol.generation import SAMPLING, StreamOptions
+from blocktable.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+
+KINDS: list[Any] = [CompletionRequest, ChatRequest, Message, StreamOptions, TokenizeRequest, DetokenizeRequest]
+
+BY_OTHER_NAMES = {"response_format": "structured_outputs", "top_logprobs": "logprobs"}
+"""What OpenAI calls options of `SamplingParams`."""
+
+OURS_ALONE = {
+    "annotations", "audio", "chat_template", "continue_final_message", "continuous_usage_stats", "documents", "echo",
+    "function_call", "functions", "metadata", "modalities", "parallel_tool_calls", "prediction", "reasoning_effort", "refusal",
+    "service_tier", "store", "suffix", "tool_choice", "web_search_options",
+}  # fmt: skip
+"""Refused for reasons of the HTTP side: the engine knows nothing of them."""
+
+
+def refused_fields() -> set[str]:
+    return {name for kind in KINDS for name in kind.OFF}
+
+
+def served_by_the_engine(not_served: dict[str, object]) -> set[str]:
+    """Fields that are refused here although the engine has them."""
+    return {name for name in refused_fields() - OURS_ALONE if BY_OTHER_NAMES.get(name, name) not in not_served}
+
+
+def test_nothing_is_refused_that_the_engine_serves() -> None:
+    assert served_by_the_engine(NOT_SERVED) == set(), (
+        "take it out of OFF, hand it to SamplingParams, and answer with what it brings"
+    )
+
+
+def test_a_feature_that_lands_is_noticed() -> None:
+    """The check above can fail."""
+    landed = {name: off for name, off in NOT_SERVED.items() if name not in ("logprobs", "logit_bias")}
+    assert served_by_the_engine(landed) == {"logprobs", "top_logprobs", "logit_bias"}
+
+
+def test_the_engine_refuses_them_itself() -> None:
+    for name in (refused_fields() - OURS_ALONE) & NOT_SERVED.keys():
+        with pytest.raises(InvalidInputError, match="not served yet"):
+            SamplingParams(**{name: "something"})
+
+
+def test_every_option_of_the_engine_can_be_said_or_is_refused_by_name() -> None:
+    """One of vLLM's options is no unknown field here, but for what clients have no business with."""
+    inside = {"detokenize", "output_kind", "n"}
+    known = {field.name for field in msgspec.structs.fields(CompletionRequest)}
+    options = {name for name, one in inspect.signature(SamplingParams).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert options - inside == set(SAMPLING)
+    not_of_clients = {"extra_args", "flat_logprobs", "guided_decoding", "logits_processors", "stream_interval"}
+    rare = {"early_stopping", "logprob_token_ids", "repetition_detection", "thinking_token_budget"}
+    assert NOT_SERVED.keys() - known == not_of_clients | rare
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_refused_field_exists_and_shows_its_off_values(kind: Any) -> None:
+    from blocktable.server.app import OPERATIONS
+    from blocktable.server.serving import Serving
+
+    from .fake_engine import FakeEngine
+
+    schema = document(OPERATIONS, Serving.of(FakeEngine()))["components"]["schemas"][kind.__name__]
+    fields = {field.name for field in msgspec.structs.fields(kind)}
+    assert schema["additionalProperties"] is False
+    assert set(schema["properties"]) == fields
+    for name, values in kind.OFF.items():
+        assert schema["properties"][name]["enum"] == [None, *values]
+
+
+def test_no_client_can_say_what_a_template_gets_anyway() -> None:
+    """Every argument of the functions that options of a template pass through has a taken name."""
+    from transformers import PreTrainedTokenizerBase
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from blocktable.text.tokenizer import Tokenizer
+    from blocktable.text.tokenizer_parts import TokenizerParts
+
+    functions = [render_jinja_template, PreTrainedTokenizerBase.apply_chat_template, Tokenizer.render_chat]
+    functions.append(TokenizerParts.apply_chat_template)
+    for function in functions:
+        for name, one in inspect.signature(function).parameters.items():
+            assert one.kind is one.VAR_KEYWORD or name in TAKEN_NAMES, f"{function.__qualname__}: {name}"

@@ -1,0 +1,47 @@
+"""Promise: the server does what its document says, whatever is sent: schemathesis, with all its checks, finds nothing in any
+operation."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktable import AsyncLLM
+from blocktable.server.limits import Limits
+from blocktable.server.tenants import Tenants
+from tests.engine.ways import check_empty
+
+from .conftest import MakeServer
+from .live import Live
+
+KEY = "a-key"
+HOOKS = Path(__file__).with_name("schema_checks.py")
+
+
+def run(server: Live, seed: int, examples: int, phases: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--header"]
+    command += [f"Authorization: Bearer {KEY}", "--checks", "all", "--exclude-checks", "positive_data_acceptance"]
+    command += ["--phases", phases, "--max-examples", str(examples), "--seed", str(seed), "--no-color", "--warnings", "off"]
+    command += ["--request-timeout", "30", "--continue-on-failure"]
+    environment = os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS)}
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def guarded(make_async: Callable[..., AsyncLLM], serve: MakeServer) -> Any:
+    """An engine with few tokens, so that no answer is long, and with priorities, so that none is refused."""
+    engine = make_async(policy="priority", max_num_seqs=32, num_blocks=1024, max_num_batched_tokens=512)
+    server = serve(engine, Tenants.of_keys([("tenant", KEY)]), limits=Limits(max_request_s=0.2))
+    yield server, engine
+    check_empty(engine)
+
+
+def test_schemathesis_finds_nothing(guarded: Any, seed: int, tmp_path: Path, tell: Callable[[str], None]) -> None:
+    server, _ = guarded
+    done = run(server, seed, 5, "fuzzing", tmp_path)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    tell(next(line.strip() for line in done.stdout.splitlines() if "generated" in line))
