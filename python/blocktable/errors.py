@@ -243,6 +243,14 @@ class EndpointError(BlocktableError, OSError):
         self.reason = reason
 
 
+class FrameError(BlocktableError, ValueError):
+    """What came over the socket between a server and its engine is no record, and why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"broken frame: {reason}")
+        self.reason = reason
+
+
 class MissingExtraError(BlocktableError, ImportError):
     """Something was used whose dependencies are an extra that is not installed."""
 

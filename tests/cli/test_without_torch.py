@@ -51,7 +51,9 @@ def test_generate_says_in_one_line_what_is_missing() -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["bench", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["generate", "--help"], ["serve", "--help"], ["bench", "--help"], ["--version"]]
+)
 def test_help_is_shown(arguments: list[str]) -> None:
     done = run_command(*arguments)
     assert done.returncode == 0, done.stderr

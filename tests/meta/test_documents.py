@@ -14,6 +14,7 @@ DOCUMENTS = [
     "CONTRIBUTING.md",
     "docs/async.md",
     "docs/embedding.md",
+    "docs/operating.md",
     "docs/reasons.md",
     "docs/scheduler.md",
     "docs/server.md",

@@ -160,9 +160,11 @@ def test_the_kernels_folder_is_no_package():
     assert not (ROOT / "kernels" / "__init__.py").exists()
 
 
-def test_only_the_command_line_touches_signals():
+def test_only_the_mains_of_processes_touch_signals():
+    """The command line, and the process that a server starts."""
+    mains = (PACKAGE / "cli", PACKAGE / "server" / "engine_process.py")
     for path in sources():
-        if path.relative_to(PACKAGE).parts[0] != "cli":
+        if not any(path.is_relative_to(main) for main in mains):
             names = imported(ast.parse(path.read_text()), package_of(path))
             assert "signal" not in {name.split(".")[0] for name in names}, path
 

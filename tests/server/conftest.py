@@ -1,4 +1,5 @@
-"""Owns the engines and servers of these tests: the engine tests' small model, behind HTTP."""
+"""Owns the engines and servers of these tests: the engine tests' small model, behind HTTP, and
+those of `processes.py`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,8 +12,9 @@ from blocktable.server.in_process import InProcessEngine
 from tests.engine.conftest import make_async, tiny_model, tiny_tokenizer
 
 from .live import Live, live
+from .processes import fake_dir, launch, served
 
-__all__ = ["make_async", "tiny_model", "tiny_tokenizer"]
+__all__ = ["fake_dir", "launch", "make_async", "served", "tiny_model", "tiny_tokenizer"]
 
 MakeServer = Callable[..., Live]
 

@@ -1,7 +1,7 @@
 """The command `blocktable`: which subcommand, and what its end means to a shell.
 
-Before: a shell, or `python -m blocktable`. After: `generate.py`, `replay.py`, `top.py`, or `blocktable.bench`; what needs
-torch is loaded only when it runs.
+Before: a shell, or `python -m blocktable`. After: `generate.py`, `serve.py`, `replay.py`, `top.py`, or `blocktable.bench`; what
+needs torch is loaded only when it runs.
 Always: bad input ends with one line and exit code 2, an interrupt with 130 (a termination with 143), and no traceback.
 """
 
@@ -17,6 +17,7 @@ from ..errors import BlocktableError
 from . import generate_options
 from . import key as key_command
 from . import replay as replay_command
+from . import serve as serve_command
 from . import top as top_command
 from .interrupts import Interrupted, interruptible
 
@@ -26,6 +27,7 @@ examples:
   blocktable generate --demo                         eight chat prompts with one system prompt
   blocktable generate "Why is the sky blue?"         one prompt of your own
   blocktable generate --help                         every option
+  blocktable serve smollm2                           OpenAI's API on http://127.0.0.1:8000
   blocktable bench scheduler                         plan and commit, timed (needs no torch)
   blocktable top                                     a running server's pool, steps and requests (needs no torch)
   blocktable replay FILE                             a recorded schedule or a crash report, again (needs no torch)
@@ -71,6 +73,16 @@ def make_parser(given: Sequence[str]) -> argparse.ArgumentParser:
     )
     generate_options.add_options(generate)
     generate.set_defaults(run=_run_generate)
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over OpenAI's API; see blocktable serve --help",
+        description=serve_command.DESCRIPTION,
+        epilog=serve_command.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if "serve" in given[:1]:
+        serve_command.add_options(serve)
+    serve.set_defaults(run=serve_command.run)
     bench = commands.add_parser("bench", help="measure the core or the engine; see blocktable bench --help")
     if "bench" in given[:1]:
         from ..bench import command as bench_command

@@ -14,24 +14,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 RING_STEPS = 65_536
-"""Steps whose times are kept (1 MiB): the percentiles are of the last so many."""
+"""Steps whose times are kept (1.5 MiB): the percentiles are of the last so many."""
 
 
 class StepTimes:
-    """Nanoseconds of `plan` and `commit` of the last `RING_STEPS` steps, in one preallocated ring."""
+    """What steps took: sums of each phase since the start, and `plan` and `commit` of the last `RING_STEPS` steps in one
+    preallocated ring. Nanoseconds by the wall, but for the CPU time of the calling thread in plan and commit together."""
 
-    __slots__ = ("_count", "_ring")
+    __slots__ = ("_commit", "_count", "_cpu", "_hand_out", "_model", "_plan", "_ring", "_sample")
 
     def __init__(self) -> None:
-        self._ring: NDArray[np.int64] = np.zeros((2, RING_STEPS), dtype=np.int64)
+        self._ring: NDArray[np.int64] = np.zeros((3, RING_STEPS), dtype=np.int64)
         self._count = 0
+        self._plan = self._model = self._sample = self._commit = self._hand_out = self._cpu = 0
 
-    def add(self, plan_ns: int, commit_ns: int) -> None:
-        """Keep the two times of one step."""
+    def add(self, plan_ns: int, commit_ns: int, *, cpu_ns: int = 0, model_ns: int = 0, sample_ns: int = 0) -> None:
+        """Keep the times of one step; `cpu_ns` is of plan and commit together."""
         column = self._count % RING_STEPS
         self._ring[0, column] = plan_ns
         self._ring[1, column] = commit_ns
+        self._ring[2, column] = cpu_ns
         self._count += 1
+        self._plan += plan_ns
+        self._model += model_ns
+        self._sample += sample_ns
+        self._commit += commit_ns
+        self._cpu += cpu_ns
+
+    def add_hand_out(self, hand_out_ns: int) -> None:
+        """Keep what it took to make text of a step's tokens, and to hand it out."""
+        self._hand_out += hand_out_ns
+
+    def phases_ns(self) -> dict[str, int]:
+        """Nanoseconds since the start in each phase of a step: `plan`, `model` (the wait for its logits), `sample`, `commit`,
+        `hand_out`."""
+        return {
+            "plan": self._plan,
+            "model": self._model,
+            "sample": self._sample,
+            "commit": self._commit,
+            "hand_out": self._hand_out,
+        }
+
+    def cpu_ns(self) -> int:
+        """CPU nanoseconds of plan and commit since the start."""
+        return self._cpu
 
     def plan_us(self, percentile: float) -> float:
         """Microseconds of `plan` at this percentile; 0.0 before the first step."""
@@ -40,6 +67,10 @@ class StepTimes:
     def commit_us(self, percentile: float) -> float:
         """Microseconds of `commit` at this percentile; 0.0 before the first step."""
         return self._percentile_us(1, percentile)
+
+    def cpu_us(self, percentile: float) -> float:
+        """CPU microseconds of plan and commit together at this percentile; 0.0 before the first step."""
+        return self._percentile_us(2, percentile)
 
     def _percentile_us(self, row: int, percentile: float) -> float:
         kept = min(self._count, RING_STEPS)

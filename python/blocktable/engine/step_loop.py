@@ -75,7 +75,7 @@ class StepLoop:
         self._overlaps = overlap_depth > 1
         self._runs: ModelRuns = ThreadRuns() if self._overlaps else InlineRuns()
         self._under_way: UnderWay | None = None
-        self._ahead: tuple[Plan, int] | None = None  # made while the model runs the step before, and the nanoseconds of it
+        self._ahead: tuple[Plan, int, int] | None = None  # made while the model runs the step before: see `_plan`
         self._requests: dict[int, LiveRequest] = {}
         self._num_live = 0
         self._failures = 0  # of the model, in a row
@@ -259,9 +259,9 @@ class StepLoop:
         self._orders.carry_out_all()
         step = self._under_way
         if step is None:
-            plan, plan_ns = self._plan()
+            plan, plan_ns, cpu_ns = self._plan()
             self._apply(plan)
-            step = self._launch(plan, plan_ns, None)
+            step = self._launch(plan, plan_ns, cpu_ns, None)
         if step is not None:
             if self._overlaps:
                 self._ahead = self._plan()
@@ -272,12 +272,14 @@ class StepLoop:
             self._publisher.drain(self.scheduler)
         return step is not None
 
-    def _plan(self) -> tuple[Plan, int]:
+    def _plan(self) -> tuple[Plan, int, int]:
+        """A plan, and the nanoseconds that it took, by the wall and of this thread's CPU."""
+        begun_cpu_ns = time.thread_time_ns()
         begun_ns = time.perf_counter_ns()
         plan = self.scheduler.plan(begun_ns // 1000)
-        return plan, time.perf_counter_ns() - begun_ns
+        return plan, time.perf_counter_ns() - begun_ns, time.thread_time_ns() - begun_cpu_ns
 
-    def _launch(self, plan: Plan, plan_ns: int, before: Sampled | None) -> UnderWay | None:
+    def _launch(self, plan: Plan, plan_ns: int, cpu_ns: int, before: Sampled | None) -> UnderWay | None:
         """Have the model run a plan, if there is something in it. `before` is what was sampled for the plan before it, if that
         is not committed yet."""
         if plan.num_seqs == 0:
@@ -285,7 +287,7 @@ class StepLoop:
         sequences = np.searchsorted(plan.query_starts[1:], plan.sample_rows, side="right")
         token_ids = None if before is None else filled(plan, before)
         run = self._runs.launch(lambda: self._forward(plan, token_ids))
-        self._under_way = UnderWay(plan, plan_ns, plan.seq_slots[sequences], run)
+        self._under_way = UnderWay(plan, plan_ns, cpu_ns, plan.seq_slots[sequences], run)
         return self._under_way
 
     def _forward(self, plan: Plan, token_ids: NDArray[np.int64] | None) -> torch.Tensor:
@@ -295,8 +297,10 @@ class StepLoop:
     def _finish(self, step: UnderWay) -> None:
         """Wait for the model, launch what was planned meanwhile, and commit: text is made while the model runs again."""
         plan, rows = step.plan, step.rows
+        awaited_ns = time.perf_counter_ns()
         try:
             logits = step.run.result()
+            came_ns = time.perf_counter_ns()
             # In this mode because the sampler may write into the logits, which were made in it.
             with torch.inference_mode():
                 sampled = self._sampler.sample(logits, rows, self._rows.outputs.positions(rows))
@@ -304,6 +308,7 @@ class StepLoop:
             self._under_way = None
             self._survive(plan, error)
             return
+        sampled_ns = time.perf_counter_ns()
         self._failures = 0
         self._under_way = None
         for entry, failure in sampled.failed:
@@ -317,11 +322,19 @@ class StepLoop:
         # Who left while the model ran is gone before its result comes.
         self._orders.carry_out_all()
         ids, starts = sampled.accepted()
+        begun_cpu_ns = time.thread_time_ns()
         begun_ns = time.perf_counter_ns()
         done = self.scheduler.commit(plan.step, ids, starts, begun_ns // 1000)
         now_ns = time.perf_counter_ns()
-        self.times.add(step.plan_ns, now_ns - begun_ns)
+        self.times.add(
+            step.plan_ns,
+            now_ns - begun_ns,
+            cpu_ns=step.cpu_ns + time.thread_time_ns() - begun_cpu_ns,
+            model_ns=came_ns - awaited_ns,
+            sample_ns=sampled_ns - came_ns,
+        )
         self._take(rows, sampled, done, now_ns)
+        self.times.add_hand_out(time.perf_counter_ns() - now_ns)
 
     def _take(self, rows: NDArray[np.int32], sampled: Sampled, done: Commit, now_ns: int) -> None:
         """Record what a step brought: tokens, text, ends."""

@@ -124,6 +124,11 @@ class StepThread:
         """The request of this id that has not ended."""
         return self._tickets.get(request_id)
 
+    @property
+    def live_tickets(self) -> list[Ticket]:
+        """Of the requests that have not ended."""
+        return list(self._tickets.values())
+
     def number_of(self, request_id: str) -> int | None:
         """The core's number of a request that lives, or that was among the last `NUM_REMEMBERED` to end."""
         ticket = self._tickets.get(request_id)

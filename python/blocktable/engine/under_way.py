@@ -40,6 +40,8 @@ class UnderWay:
 
     plan: Plan
     plan_ns: int
+    cpu_ns: int
+    """Of the plan, of the thread that made it."""
     rows: NDArray[np.int32]  # [K] of each entry of `sample_rows`
     run: Run
 

@@ -18,6 +18,7 @@ from ..sampling.params import RequestOutputKind, SamplingParams
 from ..text.tokenizer_parts import TokenizerParts
 from .engine_client import EngineInfo, EngineRequest, EngineState, Piece, Progress
 from .packed_map import BlockMap
+from .snapshot import engine_snapshot, stall_report
 
 POLL_S = 0.05
 """How often a drain looks whether all requests have ended."""
@@ -82,11 +83,13 @@ class InProcessEngine:
 
     async def snapshot(self) -> dict[str, Any]:
         """See `EngineClient`."""
-        return {"stats": self._engine.scheduler.stats()}
+        return engine_snapshot(self._engine._engine.loop)
 
     async def stall(self) -> dict[str, Any]:
         """See `EngineClient`."""
-        return {"waiting": [], "stack": []}
+        thread = self._engine._thread
+        live = [(ticket.mailbox.request_id, ticket.number) for ticket in thread.live_tickets]
+        return stall_report(self._engine.scheduler, live, thread.native_thread)
 
     async def explain(self, request_id: str) -> dict[str, Any]:
         """See `EngineClient`."""

@@ -1,0 +1,120 @@
+"""The writing end of the engine's process: one thread that sends what steps brought, and signs of life.
+
+Before: the step thread puts pieces into mailboxes and wakes them; `engine_process.py` posts answers. After: the socket to the
+server. Always: posting never waits; while the server does not read, what comes is merged in the mailboxes, so that no more
+waits than the open requests' own text; everything that lies there when the thread comes by goes in one frame; a beat is due
+whether or not a step moves.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from ..engine.mailbox import Mailbox, Outbox
+from ..sampling.params import RequestOutputKind
+from .engine_client import Piece
+from .frames import frame
+from .wire import Beat, Dead, ErrorRecord, Pieces, Refused, Report
+
+
+class WireMailbox(Mailbox):
+    """Of one request whose reader is on the other side of the socket."""
+
+    def __init__(self, outbox: Outbox, request_id: str, kind: RequestOutputKind, number: int, sender: Sender) -> None:
+        super().__init__(outbox, request_id, kind)
+        self.number = number
+        self._sender = sender
+
+    def wake(self) -> None:
+        """Have it read by the sender. At most once between two reads."""
+        self._sender.post(self)
+
+    def piece(self) -> Piece | None:
+        """What came since the last time. Raises the error that ended it."""
+        output = self.take()
+        if output is None:
+            return None
+        answer = output.outputs[0]
+        return Piece(answer.text, list(answer.token_ids), answer.finish_reason, answer.stop_reason, output.num_cached_tokens)
+
+
+class Sender:
+    """Sends until `close`. `beat` tells how the engine moves, `on_end` is told the number of each request whose end was
+    sent."""
+
+    def __init__(
+        self, connection: socket.socket, *, beat_s: float, beat: Callable[[], Beat], on_end: Callable[[int], object]
+    ) -> None:
+        self._connection = connection
+        self._beat_s = beat_s
+        self._beat = beat
+        self._on_end = on_end
+        self._due = 0.0
+        self._line: queue.SimpleQueue[WireMailbox | Report | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="blocktable-sender", daemon=True)
+        self._thread.start()
+
+    def post(self, item: WireMailbox | Report) -> None:
+        """From any thread; never waits."""
+        self._line.put(item)
+
+    def close(self, last: Dead | None = None, *, patience_s: float = 1.0) -> None:
+        """Send what was posted, then `last`, and end; what the other side does not take in time is lost."""
+        if last is not None:
+            self._line.put(last)
+        self._line.put(None)
+        self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        try:
+            while self._send_some():
+                pass
+        except OSError:  # nobody is there: who reads the orders sees it too
+            return
+
+    def _send_some(self) -> bool:
+        """Send all that was posted, or, if nothing comes, a beat. False at the end."""
+        numbers: list[int] = []
+        pieces: list[Piece] = []
+        others: list[Report] = []
+        is_open = True
+        for item in self._posted():
+            if item is None:
+                is_open = False
+            elif isinstance(item, WireMailbox):
+                self._read(item, numbers, pieces, others)
+            else:
+                others.append(item)
+        if numbers:
+            self._connection.sendall(frame(Pieces(numbers, pieces)))
+        for report in others:
+            self._connection.sendall(frame(report))
+        if is_open and time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._beat_s
+            self._connection.sendall(frame(self._beat()))
+        return is_open
+
+    def _posted(self) -> list[WireMailbox | Report | None]:
+        try:
+            first = self._line.get(timeout=max(self._due - time.monotonic(), 0.0))
+        except queue.Empty:
+            return []
+        return [first, *(self._line.get_nowait() for _ in range(self._line.qsize()))]
+
+    def _read(self, mailbox: WireMailbox, numbers: list[int], pieces: list[Piece], others: list[Report]) -> None:
+        try:
+            piece = mailbox.piece()
+        except Exception as error:  # noqa: BLE001 - whatever ended the request is for its reader
+            self._on_end(mailbox.number)
+            others.append(Refused(mailbox.number, ErrorRecord.of(error)))
+            return
+        if piece is None:
+            return
+        numbers.append(mailbox.number)
+        pieces.append(piece)
+        if piece.finish_reason is not None:
+            self._on_end(mailbox.number)

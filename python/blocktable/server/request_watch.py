@@ -1,0 +1,190 @@
+"""What clients see of an engine: times and tokens of each request, counted and logged where the pieces pass.
+
+Before: the routes ask it as they would ask the engine. After: any `EngineClient`. Always: it changes nothing of what passes;
+a tenant beyond the first `MAX_TENANTS` is counted as `other`, so that no client makes the metrics grow; a line of the log
+holds no prompt unless that was asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from ..errors import BlocktableError, EngineDeadError
+from ..text.tokenizer_parts import TokenizerParts
+from .engine_client import EngineClient, EngineInfo, EngineRequest, EngineState, Piece, Progress
+from .histogram import COUNTS, FIRST_S, SHORT_S, WHOLE_S, Histogram
+from .logs import Event, tell
+from .packed_map import BlockMap
+
+logger = logging.getLogger("blocktable.requests")
+
+MAX_TENANTS = 64
+OTHER = "other"
+
+
+class RequestFigures:
+    """Of all requests since the server started."""
+
+    def __init__(self) -> None:
+        self.first_token_s = Histogram(FIRST_S)
+        self.between_tokens_s = Histogram(SHORT_S)
+        self.per_output_token_s = Histogram(SHORT_S)
+        self.whole_s = Histogram(WHOLE_S)
+        self.prompt_tokens = Histogram(COUNTS)
+        self.output_tokens = Histogram(COUNTS)
+        self.max_tokens = Histogram(COUNTS)
+        self.num_open = 0
+        self.ends: Counter[str] = Counter()
+        """Requests by how they ended: a finish reason, `left` by the client, or the name of an error."""
+        self.tenant_ends: Counter[tuple[str, str]] = Counter()
+        """The same by (tenant, how)."""
+        self.tenant_tokens: Counter[tuple[str, str]] = Counter()
+        """Tokens by (tenant, `prompt`, `cached` or `output`)."""
+        self._tenants: set[str] = set()
+
+    def tenant(self, name: str | None) -> str:
+        """What a tenant is called in metrics; no tenant is the empty name."""
+        if name is None:
+            return ""
+        if name not in self._tenants:
+            if len(self._tenants) >= MAX_TENANTS:
+                return OTHER
+            self._tenants.add(name)
+        return name
+
+
+class WatchedRequest:
+    """One request while it passes. Times are of one monotonic clock."""
+
+    __slots__ = ("_figures", "_last_s", "begun_s", "first_s", "num_cached", "num_outputs", "request")
+
+    def __init__(self, figures: RequestFigures, request: EngineRequest) -> None:
+        self._figures = figures
+        self.request = request
+        self.begun_s = self._last_s = time.monotonic()
+        self.first_s: float | None = None
+        self.num_outputs = 0
+        self.num_cached = 0
+
+    def saw(self, piece: Piece) -> None:
+        """A piece passes."""
+        count = len(piece.token_ids)
+        if not count:
+            return
+        now = time.monotonic()
+        figures = self._figures
+        if self.first_s is None:
+            self.first_s = now
+            figures.first_token_s.observe(now - self.begun_s)
+            if count > 1 and self.request.is_streamed:
+                figures.between_tokens_s.observe(0.0, count - 1)
+        else:
+            figures.between_tokens_s.observe((now - self._last_s) / count, count)
+        self._last_s = now
+        self.num_outputs += count
+        self.num_cached = piece.num_cached_tokens or 0
+
+    def ended(self, how: str, *, shows_prompt: bool) -> None:
+        """It is over."""
+        figures, request = self._figures, self.request
+        whole_s = time.monotonic() - self.begun_s
+        num_prompt = len(request.prompt_token_ids)
+        tenant = figures.tenant(request.tenant)
+        figures.ends[how] += 1
+        figures.tenant_ends[tenant, how] += 1
+        figures.tenant_tokens[tenant, "prompt"] += num_prompt
+        figures.tenant_tokens[tenant, "cached"] += self.num_cached
+        figures.tenant_tokens[tenant, "output"] += self.num_outputs
+        figures.whole_s.observe(whole_s)
+        figures.prompt_tokens.observe(num_prompt)
+        figures.output_tokens.observe(self.num_outputs)
+        limit = request.sampling.get("max_tokens")
+        if isinstance(limit, int):
+            figures.max_tokens.observe(limit)
+        if self.first_s is not None and self.num_outputs > 1 and request.is_streamed:
+            figures.per_output_token_s.observe((self._last_s - self.first_s) / (self.num_outputs - 1))
+        tell(
+            logger,
+            Event.REQUEST_ENDED,
+            f"request {request.request_id}: {how}",
+            request_id=request.request_id,
+            tenant=request.tenant,
+            how=how,
+            prompt_tokens=num_prompt,
+            cached_tokens=self.num_cached,
+            output_tokens=self.num_outputs,
+            first_token_s=None if self.first_s is None else round(self.first_s - self.begun_s, 6),
+            whole_s=round(whole_s, 6),
+            prompt_token_ids=request.prompt_token_ids if shows_prompt else None,
+        )
+
+
+class WatchedClient:
+    """An `EngineClient` whose requests are watched; everything else goes through as it is."""
+
+    def __init__(self, client: EngineClient, *, logs_prompts: bool = False) -> None:
+        self.figures = RequestFigures()
+        self._client = client
+        self._logs_prompts = logs_prompts
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._client.info
+
+    @property
+    def state(self) -> EngineState:
+        return self._client.state
+
+    @property
+    def progress(self) -> Progress:
+        return self._client.progress
+
+    async def read_tokenizer(self) -> TokenizerParts | None:
+        return await self._client.read_tokenizer()
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece, None]:
+        watched = WatchedRequest(self.figures, request)
+        how = "left"
+        self.figures.num_open += 1
+        try:
+            async with aclosing(self._client.generate(request)) as pieces:
+                async for piece in pieces:
+                    watched.saw(piece)
+                    if piece.finish_reason is not None:
+                        how = piece.finish_reason
+                    yield piece
+        except BlocktableError as error:
+            how = "engine_dead" if isinstance(error, EngineDeadError) else type(error).__name__
+            raise
+        finally:
+            self.figures.num_open -= 1
+            watched.ended(how, shows_prompt=self._logs_prompts)
+
+    async def snapshot(self) -> dict[str, Any]:
+        return await self._client.snapshot()
+
+    async def stall(self) -> dict[str, Any]:
+        return await self._client.stall()
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        return await self._client.explain(request_id)
+
+    async def block_map(self) -> BlockMap:
+        return await self._client.block_map()
+
+    async def block_namings(self, block: int) -> list[dict[str, Any]]:
+        return await self._client.block_namings(block)
+
+    async def reset_prefix_cache(self) -> int:
+        return await self._client.reset_prefix_cache()
+
+    async def drain(self, timeout_s: float) -> bool:
+        return await self._client.drain(timeout_s)
+
+    async def close(self) -> None:
+        await self._client.close()

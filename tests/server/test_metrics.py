@@ -1,0 +1,270 @@
+"""Promise: every series moves when what it tells of happens; names are vLLM's where they mean the same; no client makes them
+grow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from blocktable.errors import BlocktableError
+from blocktable.server import metrics as metrics_module
+from blocktable.server.metrics import SERIES, Metrics
+from blocktable.server.request_watch import MAX_TENANTS, RequestFigures, WatchedClient
+from blocktable.server.supervisor import Supervisor
+
+from .processes import Launch, read, request
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MOVED_BY = {
+    # series: what moves it, see `Scenes`
+    "vllm:num_requests_running": "crowd",
+    "vllm:num_requests_waiting": "crowd",
+    "vllm:kv_cache_usage_perc": "crowd",
+    "vllm:prefix_cache_queries": "answers",
+    "vllm:prefix_cache_hits": "answers",
+    "vllm:num_preemptions": "crowd",
+    "vllm:prompt_tokens": "answers",
+    "vllm:generation_tokens": "answers",
+    "vllm:request_success": "answers",
+    "vllm:time_to_first_token_seconds": "answers",
+    "vllm:inter_token_latency_seconds": "answers",
+    "vllm:request_time_per_output_token_seconds": "answers",
+    "vllm:e2e_request_latency_seconds": "answers",
+    "vllm:request_prompt_tokens": "answers",
+    "vllm:request_generation_tokens": "answers",
+    "vllm:request_params_max_tokens": "answers",
+    "blocktable:kv_blocks": "crowd",
+    "blocktable:internal_fragmentation_ratio": "answers",
+    "blocktable:kv_rows_taken": "answers",
+    "blocktable:kv_rows_wasted": "answers",
+    "blocktable:external_fragmentation_ratio": "crowd",
+    "blocktable:evictions": "crowd",
+    "blocktable:sequences_held": "crowd",
+    "blocktable:reasons": "answers",
+    "blocktable:preemptions": "crowd",
+    "blocktable:recomputed_tokens": "crowd",
+    "blocktable:requests_refused": "refusal",
+    "blocktable:requests_ended": "answers",
+    "blocktable:queue_seconds": "answers",
+    "blocktable:first_token_seconds": "answers",
+    "blocktable:steps": "answers",
+    "blocktable:failed_steps": "answers",  # the fake's pass 1 raises once
+    "blocktable:scheduled_tokens": "answers",
+    "blocktable:step_phase_seconds": "answers",
+    "blocktable:scheduler_cpu_seconds": "answers",
+    "blocktable:scheduler_call_seconds": "answers",
+    "blocktable:engine_cpu_seconds": "answers",
+    "blocktable:engine_resident_bytes": "answers",
+    "blocktable:server_cpu_seconds": "answers",
+    "blocktable:server_resident_bytes": "answers",
+    "blocktable:engine_up": "death",
+    "blocktable:engine_deaths": "death",
+    "blocktable:engine_still_seconds": "stop",
+    "blocktable:engine_heard_seconds": "stop",
+    "blocktable:open_requests": "crowd",
+    "blocktable:log_lines_lost": "answers",  # told to be one more at each scrape
+    "blocktable:tenant_requests": "answers",
+    "blocktable:tenant_prompt_tokens": "answers",
+    "blocktable:tenant_cached_tokens": "answers",
+    "blocktable:tenant_output_tokens": "answers",
+}
+
+Values = dict[str, dict[str, float]]
+"""series: (its labels: value)"""
+
+
+def values(text: bytes) -> Values:
+    """Of a scrape. Of a histogram its count."""
+    found: Values = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            if family.type != "histogram" or sample.name.endswith("_count"):
+                found.setdefault(family.name, {})[json.dumps(sample.labels, sort_keys=True)] = sample.value
+    return found
+
+
+def moved(name: str, scrapes: list[Values]) -> bool:
+    """Whether a series was ever another than in the first scrape."""
+    return any(scrape.get(name) != scrapes[0].get(name) for scrape in scrapes)
+
+
+class Scenes:
+    """Lets things happen to one engine, and scrapes before, meanwhile and after."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self.client = WatchedClient(supervisor)
+        self._lost = 0
+        self.metrics = Metrics(
+            self.client, self.client.figures, num_deaths=lambda: supervisor.num_deaths, lost_log_lines=self._lose
+        )
+
+    def _lose(self) -> int:
+        self._lost += 1
+        return self._lost
+
+    async def scrapes(self, scene: Callable[[], Awaitable[object]]) -> list[Values]:
+        """From before to after."""
+        found = [values((await self.metrics.text())[0])]
+        happening = asyncio.ensure_future(scene())
+        while not happening.done():
+            found.append(values((await self.metrics.text())[0]))
+            await asyncio.sleep(0.005)
+        await happening
+        return [*found, values((await self.metrics.text())[0])]
+
+    async def answers(self) -> None:
+        self._held = b"x" * 2**24  # so that the server's memory is another, too
+        for place in range(3):
+            await read(self.client, request(list(range(40)), 12, f"a{place}", tenant="acme"))
+
+    async def crowd(self) -> None:
+        """More than may run, more than fits: some wait, some lose their blocks, cached content goes."""
+        asked = [request([50 + place] * 9, 120, f"c{place}") for place in range(8)]
+        await asyncio.gather(*(read(self.client, one) for one in asked))
+
+    async def refusal(self) -> None:
+        with suppress(BlocktableError):
+            await read(self.client, request([1] * 3000, 100, "never"))
+
+    async def stop(self) -> None:
+        process = self._supervisor.process_id
+        assert process is not None
+        running = asyncio.ensure_future(read(self.client, request([1], 20, "s")))
+        os.kill(process, signal.SIGSTOP)
+        await asyncio.sleep(0.3)
+        os.kill(process, signal.SIGCONT)
+        await running
+
+    async def death(self) -> None:
+        process = self._supervisor.process_id
+        assert process is not None
+        os.kill(process, signal.SIGKILL)
+        while self._supervisor.num_deaths == 0:
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def scraped(launch: Launch) -> Iterator[dict[str, list[Values]]]:
+    """What was scraped in each scene."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(metrics_module, "FRESH_S", 0.0)
+    options: dict[str, Any] = {"num_blocks": 40, "max_num_seqs": 4, "overlap_depth": 2, "estimate_growth": False}
+
+    async def main() -> dict[str, list[Values]]:
+        supervisor = Supervisor(launch(**options, fake_step_ms=10.0, fake_raise_at=1))
+        await supervisor.start()
+        try:
+            scenes = Scenes(supervisor)
+            order = (scenes.answers, scenes.crowd, scenes.refusal, scenes.stop, scenes.death)
+            return {scene.__name__: await scenes.scrapes(scene) for scene in order}
+        finally:
+            await supervisor.close()
+
+    yield asyncio.run(asyncio.wait_for(main(), 250))
+    patch.undo()
+
+
+def test_every_series_has_what_moves_it() -> None:
+    assert sorted(MOVED_BY) == sorted(series.name for series in SERIES)
+
+
+@pytest.mark.parametrize("name", MOVED_BY)
+def test_a_series_moves_when_it_should(name: str, scraped: dict[str, list[Values]]) -> None:
+    assert moved(name, scraped[MOVED_BY[name]])
+
+
+def test_counters_only_grow(scraped: dict[str, list[Values]]) -> None:
+    for series in SERIES:
+        if series.kind == "counter":
+            for scrapes in scraped.values():
+                for before, after in pairwise(scrapes):
+                    for labels, value in before.get(series.name, {}).items():
+                        assert after.get(series.name, {}).get(labels, value) >= value, series.name
+
+
+def test_gauges_are_back_when_nothing_runs(scraped: dict[str, list[Values]]) -> None:
+    last = scraped["crowd"][-1]
+    for name in (
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "blocktable:open_requests",
+        "vllm:kv_cache_usage_perc",
+    ):
+        assert set(last[name].values()) == {0.0}, name
+
+
+def test_hits_never_exceed_queries_and_a_retry_counts_once(scraped: dict[str, list[Values]]) -> None:
+    """Fault 133: prompts that wait, are tried again, and are computed again after a preemption are counted once."""
+    first, last = scraped["crowd"][0], scraped["crowd"][-1]
+    [queries] = last["vllm:prefix_cache_queries"].values()
+    [before] = first["vllm:prefix_cache_queries"].values()
+    assert queries - before == 8 * 9
+    [hits] = last["vllm:prefix_cache_hits"].values()
+    assert hits <= queries
+
+
+def test_a_dead_engine_leaves_out_its_own_series_only(scraped: dict[str, list[Values]]) -> None:
+    dead = [scrape for scrape in scraped["death"] if "blocktable:steps" not in scrape]
+    assert dead, "it was scraped while the engine was dead"
+    for scrape in dead:
+        assert "vllm:prompt_tokens" in scrape
+        assert set(scrape["blocktable:engine_up"].values()) <= {0.0, 1.0}
+
+
+def test_a_series_that_stands_still_is_caught() -> None:
+    """The check above can fail."""
+    still: list[Values] = [{"a": {"": 1.0}, "b": {"": 1.0}}, {"a": {"": 1.0}, "b": {"": 2.0}}, {"a": {"": 1.0}}]
+    assert not moved("a", still)
+    assert moved("b", still)
+    assert not moved("missing", still)
+
+
+def test_tenants_of_clients_do_not_make_the_metrics_grow() -> None:
+    figures = RequestFigures()
+    names = {figures.tenant(f"tenant-{place}") for place in range(10_000)}
+    assert len(names) == MAX_TENANTS + 1
+    assert "other" in names
+    assert figures.tenant(None) == ""
+
+
+def test_names_that_autoscalers_and_gateways_read_are_there() -> None:
+    names = {series.name for series in SERIES}
+    assert {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"} <= names
+    assert all(re.fullmatch(r"(vllm|blocktable):[a-z0-9_]+", name) for name in names)
+
+
+def test_every_metric_that_the_dashboard_names_exists() -> None:
+    dashboard = (ROOT / "docs" / "grafana.json").read_text(encoding="utf-8")
+    json.loads(dashboard)
+    named = set(re.findall(r"(?:vllm|blocktable):[a-z0-9_]+", dashboard))
+    assert named - _exported() == set()
+    assert len(named) > 20
+
+
+def test_the_operators_page_tells_of_every_metric() -> None:
+    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    assert [series.name for series in SERIES if f"`{series.name}`" not in page] == []
+
+
+def _exported() -> set[str]:
+    """Names as Prometheus has them."""
+    names: set[str] = set()
+    for series in SERIES:
+        if series.kind == "histogram":
+            names |= {f"{series.name}_{part}" for part in ("bucket", "count", "sum")}
+        else:
+            names.add(series.name + ("_total" if series.kind == "counter" else ""))
+    return names

@@ -1,0 +1,133 @@
+"""Promise: an option means the same as a flag, in the environment and in the file; a wrong one is refused by its name."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktable.engine.config import EngineConfig
+from blocktable.errors import InvalidInputError, UnknownOptionError
+from blocktable.server.options import ServeOptions, add_options, all_options, read_options
+
+
+def given(*flags: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return vars(parser.parse_args(flags))
+
+
+CASES: dict[str, tuple[str, str, Any]] = {
+    # option: its text, how TOML writes it, its value
+    "port": ("9000", "9000", 9000),
+    "host": ("::1", '"::1"', "::1"),
+    "stall_s": ("2.5", "2.5", 2.5),
+    "drain_timeout_s": ("7", "7", 7.0),
+    "log_requests": ("false", "false", False),
+    "log_format": ("plain", '"plain"', "plain"),
+    "max_num_seqs": ("64", "64", 64),
+    "memory_share": ("0.25", "0.25", 0.25),
+    "kv_cache_memory_bytes": ("2G", "2147483648", 2**31),
+    "policy": ("fair", '"fair"', "fair"),
+    "enable_prefix_caching": ("0", "false", False),
+    "tenants": ('{"a": {"weight": 2}}', "{a = {weight = 2}}", {"a": {"weight": 2}}),
+}
+
+
+def value_of(options: ServeOptions, name: str) -> Any:
+    return getattr(options.engine if all_options()[name].of_engine else options, name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_option_means_the_same_wherever_it_stands(name: str, tmp_path: Path) -> None:
+    text, toml, value = CASES[name]
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        flags = [flag if value else flag.replace("--", "--no-", 1)]
+    else:
+        flags = [flag, text]
+    file = tmp_path / "serve.toml"
+    file.write_text(f'model = "m"\n{name.replace("_", "-")} = {toml}\n')
+    read = [
+        read_options(given("m", *flags), {}),
+        read_options(given("m"), {f"BLOCKTABLE_{name.upper()}": text}),
+        read_options(given("--config", str(file)), {}),
+        read_options({}, {"BLOCKTABLE_CONFIG": str(file)}),
+    ]
+    assert [value_of(options, name) for options in read] == [value] * 4
+    assert value_of(read_options(given("m"), {}), name) != value
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('model = "file"\nport = 1\nadmin_port = 1\nmax_num_seqs = 1\n')
+    environment = {"BLOCKTABLE_PORT": "2", "BLOCKTABLE_ADMIN_PORT": "2", "BLOCKTABLE_MODEL": "environment"}
+    options = read_options(given("flag", "--port", "3", "--config", str(file)), environment)
+    assert (options.model, options.port, options.admin_port, options.engine.max_num_seqs) == ("flag", 3, 2, 1)
+    assert read_options(given("--config", str(file)), environment).model == "environment"
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "text", "value"),
+    [
+        ("--gpu-memory-utilization", "memory_share", "0.5", 0.5),
+        ("--num-gpu-blocks-override", "num_blocks", "100", 100),
+        ("--scheduling-policy", "policy", "priority", "priority"),
+        ("--max-model-len", "max_model_len", "100", 100),
+    ],
+)
+def test_flags_of_vllm_that_mean_the_same_are_taken(flag: str, name: str, text: str, value: Any) -> None:
+    assert value_of(read_options(given("m", flag, text), {}), name) == value
+
+
+def test_every_option_of_the_engine_is_an_option_here() -> None:
+    assert {one.name for one in fields(EngineConfig)} - {"model"} == {
+        name for name, option in all_options().items() if option.of_engine
+    }
+
+
+def test_every_option_has_its_help_and_its_default() -> None:
+    for name, option in all_options().items():
+        assert option.help.endswith((".", ")")) or option.help, name
+    defaults = read_options({"model": "m"}, {})
+    assert defaults.engine == EngineConfig()
+    assert all(value_of(defaults, name) == option.default for name, option in all_options().items())
+
+
+REFUSED: list[tuple[list[str], dict[str, str], str, str]] = [
+    ([], {}, "", "say which"),
+    (["m", "--port", "70000"], {}, "", "port=70000"),
+    (["m"], {"BLOCKTABLE_PORT": "many"}, "", "BLOCKTABLE_PORT='many': must be a whole number"),
+    (["m"], {"BLOCKTABLE_LOG_REQUESTS": "perhaps"}, "", "must be true or false"),
+    (["m"], {"BLOCKTABLE_TENANTS": "[1]"}, "", "must be a JSON object"),
+    (["m", "--stall-s", "nan"], {}, "", "stall_s"),
+    (["m", "--log-level", "loud"], {}, "", "log_level"),
+    (["m", "--policy", "random"], {}, "", "policy"),
+    (["m"], {}, "max_num_seq = 3", "max_num_seqs"),
+    (["m"], {}, "max_num_seqs = true", "max_num_seqs=True"),
+    (["m"], {}, "port = ", "is no TOML"),
+    (["m"], {}, 'log_prompts = "yes"', "log_prompts"),
+]
+
+
+@pytest.mark.parametrize(("flags", "environment", "toml", "match"), REFUSED)
+def test_what_is_wrong_is_refused_by_its_name(
+    flags: list[str], environment: dict[str, str], toml: str, match: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(toml)
+    with pytest.raises(InvalidInputError, match=match):
+        read_options(given(*flags, "--config", str(file)), environment)
+
+
+def test_a_wrong_name_in_the_file_names_the_file_and_the_nearest(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("admin-prt = 3\n")
+    with pytest.raises(UnknownOptionError, match="admin_port") as caught:
+        read_options(given("m", "--config", str(file)), {})
+    assert str(file) in caught.value.__notes__[0]
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        read_options(given("m", "--config", str(tmp_path / "none")), {})
