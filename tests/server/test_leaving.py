@@ -4,7 +4,7 @@ noticed: no more tokens are computed for it, no block stays, nobody else notices
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,8 @@ import pytest
 
 from blocktable import AsyncLLM
 from blocktable.server import endpoint
+from blocktable.server.engine_client import EngineRequest, Piece
+from blocktable.server.in_process import InProcessEngine
 from tests.engine.faults import faulty_model
 from tests.engine.ways import check_empty
 
@@ -105,31 +107,27 @@ def test_a_server_that_does_not_listen_is_caught(engine: AsyncLLM, serve: MakeSe
 
 
 def test_an_abort_that_is_dropped_is_caught(engine: AsyncLLM, serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the stream of the engine is not closed when its reader goes."""
-    monkeypatch.setattr("blocktable.server.generation.merged", unclosed)
+    """Planted: the stream of the engine goes on by itself when its reader has gone."""
+    right, going_on = InProcessEngine.generate, []
+
+    async def detached(self: InProcessEngine, request: EngineRequest) -> AsyncGenerator[Piece, None]:
+        queue: asyncio.Queue[Piece] = asyncio.Queue()
+
+        async def pump() -> None:
+            async for piece in right(self, request):
+                queue.put_nowait(piece)
+
+        going_on.append(asyncio.ensure_future(pump()))
+        while True:
+            piece = await queue.get()
+            yield piece
+            if piece.finish_reason is not None:
+                return
+
+    monkeypatch.setattr(InProcessEngine, "generate", detached)
     server = serve(engine)
     with slow_model(engine):
         assert leave(server, engine, "decode", is_streamed=True) > NOTICED
-    unread.clear()
-
-
-unread: list[Any] = []
-
-
-async def unclosed(streams: list[Any]) -> Any:
-    """The pieces of one stream, which goes on by itself when its reader has gone."""
-    queue: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def pump() -> None:
-        async for piece in streams[0]:
-            queue.put_nowait(piece)
-
-    unread.append(asyncio.ensure_future(pump()))
-    while True:
-        piece = await queue.get()
-        yield 0, piece
-        if piece.finish_reason is not None:
-            return
 
 
 def test_a_client_that_leaves_does_not_change_what_another_reads(engine: AsyncLLM, serve: MakeServer) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from blocktable import AsyncLLM
+from blocktable.server import app
 from blocktable.server.limits import Limits
 from blocktable.server.tenants import Tenants
 from tests.engine.ways import check_empty
@@ -40,8 +41,37 @@ def guarded(make_async: Callable[..., AsyncLLM], serve: MakeServer) -> Any:
     check_empty(engine)
 
 
-def test_schemathesis_finds_nothing(guarded: Any, seed: int, tmp_path: Path, tell: Callable[[str], None]) -> None:
+@pytest.mark.parametrize(
+    "examples, phases",
+    [
+        pytest.param(8, "fuzzing", id="a few"),
+        pytest.param(200, "examples,coverage,fuzzing,stateful", id="many", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_schemathesis_finds_nothing(
+    examples: int, phases: str, guarded: Any, seed: int, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
     server, _ = guarded
-    done = run(server, seed, 5, "fuzzing", tmp_path)
+    done = run(server, seed, examples, phases, tmp_path)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     tell(next(line.strip() for line in done.stdout.splitlines() if "generated" in line))
+
+
+def test_a_document_that_promises_more_is_caught(
+    guarded: Any, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the document calls right what is refused: a penalty of any size."""
+    server, _ = guarded
+    right = app.document
+
+    def wrong(*about: Any) -> Any:
+        told = right(*about)
+        told["components"]["schemas"]["CompletionRequest"]["properties"]["frequency_penalty"] = {"type": "number"}
+        told["components"]["schemas"]["CompletionRequest"]["required"].append("frequency_penalty")
+        told["paths"] = {"/v1/completions": told["paths"]["/v1/completions"]}
+        return told
+
+    monkeypatch.setattr(app, "document", wrong)
+    done = run(server, seed, 5, "fuzzing", tmp_path)
+    assert done.returncode == 1
+    assert "right by the document, and refused" in done.stdout

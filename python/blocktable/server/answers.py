@@ -19,13 +19,7 @@ Pieces = AsyncGenerator[Piece, None]
 async def merged(streams: Sequence[Pieces]) -> AsyncGenerator[tuple[int, Piece], None]:
     """(which stream, piece), as they come. A stream whose pieces are not taken waits, and merges what comes to it meanwhile.
 
-    Raises what a stream raises, and `ApiError` for an end that is no answer."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for piece in only:
-                _check_end(piece)
-                yield 0, piece
-        return
+    Raises what a stream raises."""
     came: asyncio.Queue[tuple[int, Piece] | Exception] = asyncio.Queue(maxsize=1)
     pumps = [asyncio.ensure_future(_pump(place, stream, came)) for place, stream in enumerate(streams)]
     try:
@@ -34,7 +28,6 @@ async def merged(streams: Sequence[Pieces]) -> AsyncGenerator[tuple[int, Piece],
             one = await came.get()
             if isinstance(one, Exception):
                 raise one
-            _check_end(one[1])
             num_left -= one[1].finish_reason is not None
             yield one
     finally:
@@ -52,7 +45,8 @@ async def _pump(place: int, stream: Pieces, into: asyncio.Queue[tuple[int, Piece
         await into.put(error)
 
 
-def _check_end(piece: Piece) -> None:
+def check_end(piece: Piece) -> None:
+    """Raises `ApiError` for an end that is no answer."""
     match piece.finish_reason:
         case "error":
             raise ApiError(500, "a step of the engine failed", kind="server_error", code="step_failed")

@@ -20,9 +20,8 @@ from .guard import TENANT
 from .limits import Limits
 from .operation import Operation
 from .protocol.reading import read
-from .reply import send_error, send_events, send_record
+from .reply import SlowReaderError, send_error, send_events, send_record
 from .serving import Call, Serving
-from .sse import error_event
 
 logger = logging.getLogger("blocktable.server")
 
@@ -50,51 +49,23 @@ class Endpoint:
         await _while_there(receive, self._answer(call, ask, send))
 
     async def _answer(self, call: Call, ask: Any, send: Send) -> None:
-        sender = _Sender(send)
+        limits = self._serving.limits
         try:
             answer = await self._operation.handler(self._serving, call, ask)
             if isinstance(answer, AsyncGenerator):
-                async with aclosing(_with_last_error(answer, sender)) as events:
-                    await send_events(sender, events, self._serving.limits.write_timeout_s)
+                async with aclosing(answer):
+                    await send_events(send, answer, limits.write_timeout_s)
             else:
-                await send_record(sender, answer)
-        except TimeoutError:
-            logger.warning("a reader took nothing for %g s: its request was ended", self._serving.limits.write_timeout_s)
-        except Exception as error:
-            if not sender.has_begun:
-                await send_error(send, api_error(error))
-            elif not isinstance(error, OSError):  # the client is gone
-                raise
-
-
-class _Sender:
-    """Remembers whether a head has gone."""
-
-    __slots__ = ("_send", "has_begun")
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.has_begun = False
-
-    async def __call__(self, message: Any) -> None:
-        self.has_begun = True
-        await self._send(message)
+                await send_record(send, answer)
+        except SlowReaderError:
+            # The head has gone, and the connection is closed: an answer that is not whole looks so.
+            logger.warning("a reader took nothing for %g s: its request was ended", limits.write_timeout_s)
+        except Exception as error:  # noqa: BLE001 - every error is an answer
+            await send_error(send, api_error(error))
 
 
 class _LeftError(Exception):
     """The client left before its body was whole."""
-
-
-async def _with_last_error(events: AsyncGenerator[bytes, None], sender: _Sender) -> AsyncGenerator[bytes, None]:
-    """The same events; an error behind the first one is told by a last one."""
-    async with aclosing(events):
-        try:
-            async for event in events:
-                yield event
-        except Exception as error:
-            if not sender.has_begun:
-                raise
-            yield error_event(api_error(error))
 
 
 async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

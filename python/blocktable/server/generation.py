@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..sampling.params import SamplingParams
-from .answers import merged
+from .answers import check_end, merged
 from .engine_client import EngineRequest, Piece
 from .errors import disagree
 from .protocol.generation import GenerationRequest
@@ -35,7 +35,9 @@ class Tally:
     last: Piece | None = None
 
     def add(self, piece: Piece) -> None:
-        """One more piece of it."""
+        """One more piece of it. Raises `ApiError` for an end that is no answer."""
+        if piece.finish_reason is not None:
+            check_end(piece)
         self.texts.append(piece.text)
         self.num_tokens += len(piece.token_ids)
         self.num_cached_tokens = piece.num_cached_tokens or self.num_cached_tokens
@@ -98,7 +100,14 @@ class Generation:
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """(which answer, what is new in it). Leaving it ends all answers."""
-        async with aclosing(merged([self._engine.generate(request) for request in self._requests])) as stream:
+        streams = [self._engine.generate(request) for request in self._requests]
+        if len(streams) == 1:  # the usual case has a layer less for each piece
+            async with aclosing(streams[0]) as only:
+                async for piece in only:
+                    self.tallies[0].add(piece)
+                    yield 0, piece
+            return
+        async with aclosing(merged(streams)) as stream:
             async for place, piece in stream:
                 self.tallies[place].add(piece)
                 yield place, piece

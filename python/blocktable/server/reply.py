@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Mapping
 import msgspec
 from starlette.types import Send
 
-from .errors import ApiError
+from .errors import ApiError, api_error
+from .sse import error_event
 
 JSON_TYPE = b"application/json"
 
@@ -34,21 +35,74 @@ async def send_error(send: Send, error: ApiError) -> None:
 
 
 async def send_events(send: Send, events: AsyncGenerator[bytes, None], write_timeout_s: float) -> None:
-    """200 and the events as they come. The head waits for the first one: what fails before it still has its own status.
+    """200 and the events as they come. The head waits for the first one: what fails before it is raised and still has its own
+    status; what fails behind it is told by a last event.
 
-    Raises `TimeoutError` for a reader that takes nothing; whatever `events` raises before the first one.
-    """
-    event = await anext(events)
+    Raises `SlowReaderError` for a reader that takes nothing."""
+    event: bytes | None = await anext(events)
     await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
-    async with asyncio.timeout(write_timeout_s) as patience:
-        clock = asyncio.get_running_loop().time
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-        patience.reschedule(None)
-        async for event in events:
-            patience.reschedule(clock() + write_timeout_s)
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-            patience.reschedule(None)
+    async with asyncio.timeout(None) as timeout:
+        patience = _Patience(timeout, write_timeout_s)
+        try:
+            while event is not None:
+                patience.begin()
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                patience.end()
+                event = await _next(events)
+        except asyncio.CancelledError:
+            if patience.is_over:
+                raise SlowReaderError from None
+            raise
+        finally:
+            patience.close()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class SlowReaderError(Exception):
+    """A reader took nothing of its stream for too long."""
+
+
+async def _next(events: AsyncGenerator[bytes, None]) -> bytes | None:
+    """None behind the last."""
+    try:
+        return await anext(events, None)
+    except Exception as error:  # noqa: BLE001 - every error is told
+        await events.aclose()
+        return error_event(api_error(error))
+
+
+class _Patience:
+    """Ends `timeout` when one write takes too long. Looks now and then: a timer for each event would cost more than it."""
+
+    def __init__(self, timeout: asyncio.Timeout, most_s: float) -> None:
+        self._timeout = timeout
+        self._most_s = most_s
+        self._began_s: float | None = None
+        self.is_over = False
+        self._clock = asyncio.get_running_loop()
+        self._timer = self._clock.call_later(most_s, self._look)
+
+    def begin(self) -> None:
+        """A write begins."""
+        self._began_s = self._clock.time()
+
+    def end(self) -> None:
+        """It is over."""
+        self._began_s = None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        began_s = self._began_s
+        if began_s is None:
+            self._timer = self._clock.call_later(self._most_s, self._look)
+        elif began_s + self._most_s <= self._clock.time():
+            self.is_over = True
+            self._timeout.reschedule(self._clock.time())
+        else:
+            self._timer = self._clock.call_at(began_s + self._most_s, self._look)
 
 
 async def _send(send: Send, status: int, body: bytes, extra: Mapping[str, str]) -> None:

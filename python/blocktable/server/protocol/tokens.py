@@ -18,7 +18,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     OFF: ClassVar[Off] = {}
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: Annotated[str, Meta(min_length=1)] | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
