@@ -150,9 +150,10 @@ class Scheduler:
         tenants: Mapping[str, Mapping[str, int]] | None = None,
         other_tenants: Mapping[str, int] | None = None,
         overlap_depth: int = 1,
+        max_draft_tokens: int = 0,
     ) -> Scheduler:
         """`overlap_depth`: plans that may be made before the oldest step in flight is committed or failed, it included: 1,
-        or 2 to plan while the model runs."""
+        or 2 to plan while the model runs. `max_draft_tokens`: drafts of one sequence in one step, see `propose`."""
 
     def submit(
         self,
@@ -195,6 +196,24 @@ class Scheduler:
         they are not looked at before `min_tokens` outputs. Raises `InvalidInputError` (field, value, bound),
         `NeverFitsError` (needed, usable: blocks) or `QueueFullError` (limit, what,
         waiting, retry_after_us); nothing is queued then.
+        """
+
+    def propose(
+        self,
+        seq_slots: NDArray[np.int32] | NDArray[np.int64],
+        starts: NDArray[np.int32] | NDArray[np.int64],
+        token_ids: NDArray[np.int32] | NDArray[np.int64],
+    ) -> None:
+        """Guess what sequences say next: row `seq_slots[i]` gets the drafts `token_ids[starts[i]:starts[i + 1]]`, at most
+        `max_draft_tokens`, which follow its newest token, known or on its way. Any C-contiguous int32 or int64 buffers.
+
+        They count for the next plan alone, and only for sequences that decode. The plan computes as many of them as tokens and
+        free blocks are left for when everybody else has theirs, preempting nobody, and has one entry more of `sample_rows`
+        for each. Commit may bring a token for every entry, or for the first ones. They count up to the first draft that is not
+        the token before it, a stop or a limit; the others stand in `Commit.dropped`. So the text is the same as without
+        drafts. At depth 2 a sequence with drafts in the step in flight is left out of the next plan. Drafts that are proposed
+        again before the plan are replaced. Raises `InvalidInputError` for rows that nobody has or that come twice, counts and
+        ids out of range; nothing changes then.
         """
 
     def plan(self, now_us: int) -> Plan:

@@ -83,6 +83,10 @@ class Caller(threading.Thread):
     def call_truncate(self):
         self.scheduler.truncate(self.some_request(), int(self.rng.integers(1, 30)))
 
+    def call_propose(self):
+        row = np.array([int(self.rng.integers(0, 5))])
+        self.scheduler.propose(row, np.array([0, 2]), self.rng.integers(0, 100, 2))
+
     def call_read(self):
         scheduler = self.scheduler
         scheduler.stats(), scheduler.config, scheduler.num_running, scheduler.num_waiting, scheduler.free_queue()
@@ -188,7 +192,7 @@ def drain(scheduler: Scheduler, answer) -> None:
 
 @pytest.mark.timeout(120)
 def test_sixteen_threads_calling_every_method_break_nothing(make_scheduler, answer, seed):
-    scheduler = make_scheduler(max_waiting=64, explain_misses=True, event_buffer_size=16, pin_budget=8)
+    scheduler = make_scheduler(max_waiting=64, explain_misses=True, event_buffer_size=16, pin_budget=8, max_draft_tokens=2)
     scheduler.keep_recording(1 << 16)
     callers = run_together(scheduler, seed)
     assert scheduler.stop_recording() > 0
@@ -212,7 +216,7 @@ def test_every_method_is_called_by_the_threads():
         "submit", "plan", "commit", "fail", "abort", "finish", "stats", "config", "num_running", "num_waiting", "free_queue",
         "block_refs", "published_blocks", "num_cached_tokens", "audit", "reset_prefix_cache",
         "read_events", "event_snapshot", "set_weights_version", "is_mixed", "miss_reason", "pin", "unpin",
-        "fork", "truncate", "explain", "listen_to_notes", "take_notes", "recorded",
+        "fork", "truncate", "propose", "explain", "listen_to_notes", "take_notes", "recorded",
         "start_recording", "keep_recording", "flush_recording", "stop_recording",
     }  # fmt: skip
     assert {name for name in dir(Scheduler) if not name.startswith("_")} == source

@@ -11,6 +11,7 @@ use crate::prefix_index::KeyState;
 use crate::reason::Reason;
 use crate::request::End;
 use crate::scheduler::Scheduler;
+use crate::speculation::Given;
 
 /// What a commit changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,8 +20,8 @@ pub struct Committed {
     pub ended: Vec<[i64; 2]>,
     /// Tokens that were appended.
     pub accepted: usize,
-    /// Samples whose token was dropped: their request has ended, or went back because what it shared was withdrawn. They live on
-    /// if they have not ended, and will be sampled again.
+    /// Samples whose token was dropped: their request has ended, or went back because what it shared was withdrawn, or the draft before
+    /// them was wrong. Requests that have not ended live on and will be sampled again.
     pub dropped: Vec<i32>,
 }
 
@@ -66,13 +67,20 @@ impl Scheduler {
                 }
                 continue;
             }
+            let drafts = self.flight.of(step).rare(&entry).drafts.len();
+            if drafts > 0 {
+                let given = Given { tokens, starts: &starts[sample - 1..=sample + drafts], first: sample - 1 };
+                self.commit_run(step, at, &given, now_us, committed);
+                sample += drafts;
+                continue;
+            }
             if self.is_stale(&entry) {
                 if token.is_some() {
                     committed.dropped.push(sample as i32 - 1);
                 }
                 continue;
             }
-            self.confirm(step, at, token.is_some());
+            self.confirm(step, at, entry.chunk() - usize::from(entry.samples && token.is_none()));
             if let Some(token) = token {
                 committed.accepted += 1;
                 self.accept(entry.seat(), token as TokenId, now_us, committed);
@@ -143,6 +151,7 @@ impl Scheduler {
     /// What step `first`, which ended in this call, and those in flight behind it bring for the request at `seat` does not count. Nobody
     /// relies on it, nor on rows that they were to copy.
     fn lose_flight(&mut self, first: u64, seat: usize) {
+        let mut lookahead = None;
         for step in self.flight.since(first) {
             let Some(at) = self.live_entry(step, seat) else { continue };
             let flight = self.flight.of(step);
@@ -150,12 +159,18 @@ impl Scheduler {
             if rare.copied && !mutant::is_on(Mutant::FailedCopyCounts) {
                 self.lose_copy(&entry, rare.partial);
             }
+            if !rare.drafts.is_empty() {
+                lookahead = Some((entry.start() + 1, rare.lent));
+            }
             self.withdraw(step, at, mutant::is_on(Mutant::KeepPendingOnFail));
         }
         let request = self.request_mut(seat);
         request.forget_flight();
         // It may have been forked at the row to which it goes back.
         request.asks_to_write = true;
+        if let Some((rows, lent)) = lookahead {
+            self.give_back(seat, rows, lent);
+        }
     }
 
     /// Takes the pending keys of entry `at` of step `step` away and puts everybody who shares one back to the blocks that were published
@@ -227,14 +242,13 @@ impl Scheduler {
         self.recount(seat);
     }
 
-    /// The rows of entry `at` of step `step` are computed. Without the token that was due, its last row is not: it is planned again, and
-    /// what a later step brings for it does not count.
-    fn confirm(&mut self, step: u64, at: usize, has_token: bool) {
+    /// The first `kept` rows of entry `at` of step `step` are computed. Without the token that was due, its last row is not: it is planned
+    /// again, and what a later step brings for it does not count.
+    pub(crate) fn confirm(&mut self, step: u64, at: usize, kept: usize) {
         let size = self.block_size;
         let flight = self.flight.of(step);
         let (entry, all_pending) = (flight.entries[at], flight.rare(&flight.entries[at]).pending);
-        let is_missing = entry.samples && !has_token;
-        let kept = entry.chunk() - usize::from(is_missing);
+        let is_missing = kept < entry.chunk();
         let request = self.seats[entry.seat()].as_mut().expect("a seat in use");
         request.land(entry.chunk(), kept + usize::from(mutant::is_on(Mutant::CountOneTooMany)), entry.samples);
         let end = entry.start() + kept;
@@ -265,20 +279,25 @@ impl Scheduler {
     }
 
     fn accept(&mut self, seat: usize, token: TokenId, now_us: u64, committed: &mut Committed) {
-        let request = self.seats[seat].as_mut().expect("a seat in use");
-        if request.num_outputs() == 0 {
-            let took_us = now_us.saturating_sub(request.submitted_us);
-            self.counters.first_token_us_sum = self.counters.first_token_us_sum.saturating_add(took_us);
-            self.timelines.note(seat, request.id, self.steps, Reason::FirstToken {});
-        }
-        let end = request.push(token);
-        if mutant::is_on(Mutant::WastedTokenShown) && request.in_flight().0 > 0 && end == Some(End::Stop) {
+        let end = self.append(seat, token, now_us);
+        if mutant::is_on(Mutant::WastedTokenShown) && self.request(seat).in_flight().0 > 0 && end == Some(End::Stop) {
             return;
         }
         match end {
             Some(end) => self.commit_end(seat, end, committed),
             None => self.name_late(seat),
         }
+    }
+
+    /// The request at `seat` has one output more; the end that it brings.
+    pub(crate) fn append(&mut self, seat: usize, token: TokenId, now_us: u64) -> Option<End> {
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        if request.num_outputs() == 0 {
+            let took_us = now_us.saturating_sub(request.submitted_us);
+            self.counters.first_token_us_sum = self.counters.first_token_us_sum.saturating_add(took_us);
+            self.timelines.note(seat, request.id, self.steps, Reason::FirstToken {});
+        }
+        request.push(token)
     }
 
     /// One row and one token of a decode that completes no block, from the request's own lines; the end that it brings. `None` if it
@@ -294,7 +313,7 @@ impl Scheduler {
         Some(request.push(token))
     }
 
-    fn commit_end(&mut self, seat: usize, end: End, committed: &mut Committed) {
+    pub(crate) fn commit_end(&mut self, seat: usize, end: End, committed: &mut Committed) {
         committed.ended.push([self.request(seat).id.0 as i64, end as i64]);
         if self.request(seat).in_flight().0 > 0 {
             self.withdraw_writer(seat);

@@ -30,6 +30,8 @@ pub struct Config {
     pub long_prefill_threshold: u32,
     /// Plans made before the oldest step in flight is committed, it included: 1, or 2 to make the next plan while the model runs.
     pub overlap_depth: u32,
+    /// Draft tokens that [`propose`](crate::scheduler::Scheduler::propose) may give a sequence for one step; 0 = none.
+    pub max_draft_tokens: u32,
     /// A request preempted this often is taken only when there is no other victim.
     pub max_preemptions: u32,
     /// The layers' groups, each with its own tables over the one pool.
@@ -74,6 +76,7 @@ impl Config {
             long_prefill_threshold: 0,
             max_preemptions: 16,
             overlap_depth: 1,
+            max_draft_tokens: 0,
             groups: vec![GroupSpec::FULL],
             enable_prefix_caching: true,
             hash_algorithm: Algorithm::DEFAULT,
@@ -109,6 +112,7 @@ impl Config {
         at_most("max_waiting", self.max_waiting, 1, 1 << 24)?;
         at_most("long_prefill_threshold", self.long_prefill_threshold, 0, 1 << 27)?;
         at_most("overlap_depth", self.overlap_depth, 1, MAX_DEPTH)?;
+        at_most("max_draft_tokens", self.max_draft_tokens, 0, 1024)?;
         at_most("event_buffer_size", self.event_buffer_size, 0, 1 << 24)?;
         at_most("pin_budget", self.pin_budget, 0, self.num_blocks - 1)?;
         shares::check(&self.domain_shares, self.num_blocks - 1)?;
@@ -147,6 +151,13 @@ impl Config {
     #[must_use]
     pub fn rows(&self) -> u32 {
         self.max_num_seqs.min(self.max_num_batched_tokens)
+    }
+
+    /// Tokens that a step samples at most: one for each sequence, and one for each draft.
+    #[must_use]
+    pub fn samples(&self) -> usize {
+        let all = self.rows() as usize * (1 + self.max_draft_tokens as usize);
+        all.min(self.max_num_batched_tokens as usize)
     }
 
     /// Rows of one sequence that a step computes at most.

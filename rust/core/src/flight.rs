@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::ids::{BlockId, StepId};
+use crate::ids::{BlockId, StepId, TokenId};
 
 /// Steps in flight at most.
 pub const MAX_DEPTH: u32 = 2;
@@ -63,6 +63,9 @@ pub(crate) struct Rare {
     pub partial: usize,
     /// It was forked since: who shares its last block was not there when the step was planned.
     pub forked: bool,
+    /// Its drafts among [`Flight::drafts`], and how many of the blocks for them it had been promised.
+    pub drafts: Range<usize>,
+    pub lent: u32,
     /// Its blocks among [`Flight::pending`].
     pub pending: Range<usize>,
     /// Table entries that were pending when they were hit: the first, and the end of all hits. Empty if there are none.
@@ -77,6 +80,10 @@ pub(crate) struct Flight {
     rare: Vec<Rare>,
     /// Blocks whose last row the step writes.
     pub pending: Vec<BlockId>,
+    /// Tokens that are not known to follow: see [`speculation`](crate::speculation).
+    pub drafts: Vec<TokenId>,
+    /// Blocks that were taken for them.
+    pub lookahead: u32,
     /// Entries of the plan's `sample_rows`.
     pub samples: usize,
     /// Blocks that left their table while this step was the last to name them.
@@ -89,6 +96,8 @@ impl Flight {
             entries: Vec::with_capacity(rows),
             rare: Vec::with_capacity(rows),
             pending: Vec::with_capacity(rows),
+            drafts: Vec::new(),
+            lookahead: 0,
             samples: 0,
             orphans: Vec::new(),
         }
@@ -114,6 +123,8 @@ impl Flight {
         self.entries.clear();
         self.rare.clear();
         self.pending.clear();
+        self.drafts.clear();
+        self.lookahead = 0;
         self.samples = 0;
     }
 }
@@ -165,6 +176,11 @@ impl Flights {
     /// The oldest step in flight.
     pub fn oldest(&self) -> Option<StepId> {
         self.in_flight().next().map(StepId)
+    }
+
+    /// Blocks that the steps in flight took for drafts: most are given back when they end.
+    pub fn lookahead(&self) -> u32 {
+        self.in_flight().map(|step| self.of(step).lookahead).sum()
     }
 
     /// Whether a step in flight runs, or the plan under way, what was last planned in step `planned_in`.

@@ -145,37 +145,13 @@ fn accepted_by(groups: &Groups, group: usize, longest: usize, has: impl Fn(usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_hash::Algorithm;
     use crate::config::Config;
     use crate::group::GroupSpec;
 
     const BLOCKS: usize = 7;
 
     fn groups(block_size: u32, specs: &[GroupSpec]) -> Groups {
-        Groups::new(&Config {
-            num_blocks: 2,
-            block_size,
-            vocab_size: 2,
-            max_model_len: 64,
-            max_num_seqs: 1,
-            max_num_batched_tokens: 64,
-            max_waiting: 1,
-            long_prefill_threshold: 0,
-            max_preemptions: 1,
-            overlap_depth: 1,
-            groups: specs.to_vec(),
-            enable_prefix_caching: true,
-            hash_algorithm: Algorithm::DEFAULT,
-            hash_seed: Vec::new(),
-            weights_version: Vec::new(),
-            explain_misses: false,
-            pin_budget: 0,
-            domain_shares: Vec::new(),
-            enable_partial_hits: false,
-            queue: crate::queue_rules::QueueRules::default(),
-            kv_layout: Vec::new(),
-            event_buffer_size: 0,
-        })
+        Groups::new(&Config { max_num_batched_tokens: 64, groups: specs.to_vec(), ..Config::new(2, block_size, 2, 64) })
     }
 
     /// An index in which block `1 + number + BLOCKS * group` holds content `number` of a group, if its bit is set in `known`.

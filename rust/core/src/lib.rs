@@ -82,6 +82,7 @@ mod room;
 mod seat_heap;
 mod sha256;
 mod sight;
+mod speculation;
 #[cfg(feature = "mutants")]
 mod state;
 mod sync;

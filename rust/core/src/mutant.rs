@@ -30,6 +30,22 @@ mutants! {
     WastedTokenShown = "wasted_token_shown",
     /// A block gets its key from a plan that does not know its last token.
     KeyBeforeToken = "key_before_token",
+    /// A block is published with the rows of a draft that was wrong.
+    RejectedDraftPublished = "rejected_draft_published",
+    /// One row of the drafts that were wrong counts as computed.
+    RollbackKeepsOne = "rollback_keeps_one",
+    /// A stop among drafts that are right does not end the run.
+    StopInsideRunMissed = "stop_inside_run_missed",
+    /// A draft counts whatever the sample before it says.
+    DraftNotCompared = "draft_not_compared",
+    /// Drafts get their blocks like any growth.
+    DraftsPreempt = "drafts_preempt",
+    /// Growth preempts although a step in flight will give blocks back.
+    LookaheadNotAwaited = "lookahead_not_awaited",
+    /// The blocks of wrong drafts stay with their sequence.
+    LookaheadKept = "lookahead_kept",
+    /// Drafts run past the most tokens that a request may have.
+    DraftsPastLimit = "drafts_past_limit",
     /// What the next step brings counts although the one before it failed.
     FailLeavesNext = "fail_leaves_next",
     /// The last block of a released list, if it is published, enters no queue.

@@ -150,7 +150,8 @@ impl Scheduler {
 
     /// Why `needed` blocks beyond what is promised to the asker are not there.
     fn lack(&self, needed: u32, runs: bool) -> Reason {
-        let (free, promised, parked) = (self.pool.num_free(), self.promised, self.pool.num_parked());
+        let (free, promised, parked) =
+            (self.pool.num_free(), self.promised, self.pool.num_parked() + self.lookahead_in_flight());
         let unpromised = free.saturating_sub(promised);
         if needed <= unpromised + parked {
             Reason::BlocksInFlight { needed, free: unpromised, parked }

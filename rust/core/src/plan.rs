@@ -7,7 +7,10 @@
 
 use std::ops::Range;
 
+use crate::block_size::BlockSize;
 use crate::config::Config;
+use crate::mutant::{self, Mutant};
+use crate::request::Request;
 
 /// Places of the arrays in the staging buffer. 64-bit arrays are counted in words, 32-bit arrays in half words.
 #[derive(Clone, Debug)]
@@ -59,13 +62,15 @@ impl Layout {
         let windows = config.groups.iter().filter(|spec| spec.window.is_some()).count();
         // The last request of all may lose sight of blocks, end for want of memory, and leave its row to another one in one plan.
         let twice = if windows > 0 { groups } else { 0 };
+        // Blocks for drafts are taken after those of the row before them.
+        let for_drafts = if config.max_draft_tokens > 0 { groups } else { 0 };
         let mut at = 0;
         let mut place = |len: usize| {
             at += len;
             at - len..at
         };
         let slot_mapping = place(groups * tokens);
-        let sample_requests = place(rows);
+        let sample_requests = place(config.samples());
         let preempted = place(2 * rows);
         let admitted = place(3 * rows);
         let ended = place(2 * (2 * rows + config.max_waiting as usize));
@@ -84,11 +89,11 @@ impl Layout {
             seq_slots: place(rows),
             query_starts: place(rows + 1),
             seq_lens: place(rows),
-            sample_rows: place(rows),
+            sample_rows: place(config.samples()),
             token_ids: place(tokens),
             positions: place(tokens),
             token_sources: place(tokens),
-            dirty: place(4 * (rows * (groups + windows) + twice)),
+            dirty: place(4 * (rows * (groups + windows + for_drafts) + twice)),
             dirty_ids: place((rows * groups + twice) * max_blocks),
             copies: place(4 * rows * groups),
             words: at.div_ceil(2),
@@ -169,8 +174,8 @@ impl Draft {
             token_sources: Vec::with_capacity(tokens),
             slots: Vec::with_capacity(tokens),
             other_slots: (1..config.groups.len()).map(|_| Vec::with_capacity(tokens)).collect(),
-            sample_rows: Vec::with_capacity(rows),
-            sample_requests: Vec::with_capacity(rows),
+            sample_rows: Vec::with_capacity(config.samples()),
+            sample_requests: Vec::with_capacity(config.samples()),
             dirty: Vec::with_capacity(rows),
             dirty_ids: Vec::with_capacity(rows),
             copies: Vec::with_capacity(rows),
@@ -199,6 +204,16 @@ impl Draft {
         self.preempted.clear();
         self.admitted.clear();
         self.ended.clear();
+    }
+
+    /// Adds these rows of a request, which has blocks for them.
+    pub(crate) fn put_rows(&mut self, request: &Request, rows: Range<usize>, size: BlockSize) {
+        self.positions.extend(rows.start as i32..rows.end as i32);
+        self.slots.extend(rows.clone().map(|position| request.table.slot(position, size)));
+        for (slots, table) in self.other_slots.iter_mut().zip(&request.others) {
+            let table = if mutant::is_on(Mutant::SlotsOfFirstGroup) { &request.table } else { table };
+            slots.extend(rows.clone().map(|position| table.slot(position, size)));
+        }
     }
 
     /// Copies the lists to their places; returns how much of each place is filled.

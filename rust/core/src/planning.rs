@@ -61,6 +61,7 @@ impl Scheduler {
             let reason = if has_preempted { Reason::AfterPreemption {} } else { Reason::StepRefused {} };
             self.note_wait(first, reason);
         }
+        self.plan_drafts(&mut budget);
         let freed = has_preempted || self.ended.len() > ended_before || self.end_deadlock();
         if let Err(error) = self.check_progress(freed) {
             self.counters.wasted_rows_sum = wasted_before;
@@ -99,14 +100,7 @@ impl Scheduler {
             draft.token_ids.extend(request.tokens()[start..end].iter().map(|&token| token as i32));
             draft.token_sources.resize(draft.token_ids.len(), -1);
         }
-        draft.positions.extend(start as i32..end as i32);
-        draft.slots.extend((start..end).map(|position| request.table.slot(position, size)));
-        if self.groups.len() > 1 {
-            for (slots, table) in draft.other_slots.iter_mut().zip(&request.others) {
-                let table = if mutant::is_on(Mutant::SlotsOfFirstGroup) { &request.table } else { table };
-                slots.extend((start..end).map(|position| table.slot(position, size)));
-            }
-        }
+        draft.put_rows(request, start..end, size);
         if mutant::is_on(Mutant::ShortSlot) {
             let first = draft.slots.len() - chunk;
             for i in first + 1..draft.slots.len() {
@@ -180,7 +174,7 @@ impl Scheduler {
     }
 
     /// Makes the keys of the blocks that rows `start..end` complete, and notes the block that comes next.
-    fn name_completed(&mut self, seat: usize, start: usize, end: usize) {
+    pub(crate) fn name_completed(&mut self, seat: usize, start: usize, end: usize) {
         let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let (begun, mut full) = (size.full_blocks(start), size.full_blocks(end));
@@ -224,7 +218,7 @@ impl Scheduler {
     }
 
     /// Blocks `numbers` of the request at `seat` are filled by the last step that runs it: their keys, which are made, are pending.
-    fn name_blocks(&mut self, seat: usize, numbers: std::ops::Range<usize>) {
+    pub(crate) fn name_blocks(&mut self, seat: usize, numbers: std::ops::Range<usize>) {
         let size = self.block_size;
         let request = self.seats[seat].as_ref().expect("a seat in use");
         let (step, entry) = (request.planned_in, request.entry as usize);
@@ -271,14 +265,17 @@ impl Scheduler {
             let Some(&seat) = self.running.get(at) else { return };
             let chunk = self.chunk_at(at, *budget, &mut decodes_behind);
             if chunk == 0 {
-                self.note_wait(seat, Reason::NoBudget { budget: self.config.max_num_batched_tokens });
+                let budget = self.config.max_num_batched_tokens;
+                self.note_wait(seat, self.drafts_in_flight(seat).unwrap_or(Reason::NoBudget { budget }));
                 self.count_idle_rows(seat);
                 at += 1;
                 continue;
             }
             match self.grow(at, self.request(seat).next() + chunk) {
                 Growth::Fits => {
-                    self.schedule(seat, chunk, 0..0);
+                    if self.request(seat).drafts.is_empty() || !self.put_off(seat) {
+                        self.schedule(seat, chunk, 0..0);
+                    }
                     *budget -= chunk;
                     // Victims rank below, so positions up to here stay; but for one planted fault.
                     at = if mutant::is_on(Mutant::PreemptEqual) { self.rank_in_running(seat) } else { at };

@@ -46,7 +46,7 @@ impl Scheduler {
             if missing_in_all.saturating_sub(own) > self.room_of_tenant(&self.asks[seat])
                 && !mutant::is_on(Mutant::QuotaExceeded)
             {
-                match self.victim_of_tenant(seat) {
+                match self.victim_of_tenant(seat).filter(|_| self.lookahead_in_flight() == 0) {
                     Some(victim) => {
                         self.note_preemption(victim, seat);
                         self.preempt(victim);
@@ -75,7 +75,7 @@ impl Scheduler {
                 return Growth::NoVictim { needed: beyond };
             }
             // What steps in flight name is free when they have ended.
-            if short <= self.pool.num_parked() || !self.suffices_below(seat, short) {
+            if short <= self.pool.num_parked() + self.lookahead_in_flight() || !self.suffices_below(seat, short) {
                 return Growth::NoVictim { needed: beyond };
             }
             if self.reclaim_promises(seat, short) {

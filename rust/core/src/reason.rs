@@ -159,6 +159,11 @@ reasons! {
         /// Of those, promised to running requests.
         promised: u32
     } "runs, but waits for {needed} KV blocks: {free} are free, {promised} of them promised, and nobody below it has enough";
+    /// The step in flight verifies drafts: until then nobody knows where it goes on.
+    21 DraftsInFlight "drafts_in_flight" Wait {
+        /// Drafts in that step.
+        drafts: u32
+    } "runs, but waits for the step that verifies its {drafts} drafts";
     /// It lost its row and its blocks, and waits again.
     30 PreemptedBy "preempted_by" Loss {
         /// Who took them.

@@ -335,6 +335,17 @@ impl Recorded {
         result
     }
 
+    /// [`Scheduler::propose`].
+    ///
+    /// # Errors
+    /// As that.
+    pub fn propose(&mut self, rows: &[i64], starts: &[i64], tokens: &[i64]) -> Result<()> {
+        self.begin(|out| fields::put_propose(out, rows, starts, tokens));
+        let result = self.scheduler.propose(rows, starts, tokens);
+        self.end(|| outcome(&result, |()| 0));
+        result
+    }
+
     /// [`Scheduler::plan`].
     ///
     /// # Errors

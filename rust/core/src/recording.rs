@@ -30,7 +30,7 @@ use crate::request::Limits;
 use crate::retention::Ranges;
 
 /// The version of the format.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 const MAGIC: &[u8; 8] = b"BTRECORD";
 /// Bytes of a record beside its body.
 pub(crate) const FRAME: usize = 12;
@@ -55,6 +55,7 @@ pub enum Call {
     Pin { tokens: Vec<TokenId>, identity: Identity },
     Unpin { pin: u64 },
     SetWeightsVersion { version: Vec<u8> },
+    Propose { rows: Vec<i64>, starts: Vec<i64>, tokens: Vec<i64> },
     Plan { now_us: u64 },
     Commit { step: u64, tokens: Vec<i64>, starts: Vec<i64>, now_us: u64 },
     Fail { step: u64 },
@@ -75,6 +76,7 @@ impl Call {
             Call::Pin { .. } => "pin",
             Call::Unpin { .. } => "unpin",
             Call::SetWeightsVersion { .. } => "set_weights_version",
+            Call::Propose { .. } => "propose",
             Call::Plan { .. } => "plan",
             Call::Commit { .. } => "commit",
             Call::Fail { .. } => "fail",

@@ -31,6 +31,7 @@ pub(crate) fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
         Call::Pin { tokens, identity } => put_pin(out, tokens, identity),
         Call::Unpin { pin } => put_numbers(out, 9, &[*pin]),
         Call::SetWeightsVersion { version } => put_weights(out, version),
+        Call::Propose { rows, starts, tokens } => put_propose(out, rows, starts, tokens),
         Call::Plan { now_us } => put_numbers(out, 11, &[*now_us]),
         Call::Commit { step, tokens, starts, now_us } => put_commit(out, *step, tokens, starts, *now_us),
         Call::Fail { step } => put_numbers(out, 13, &[*step]),
@@ -92,8 +93,24 @@ pub(crate) fn put_weights(out: &mut Vec<u8>, version: &[u8]) {
 
 /// `starts` rises by one or not at all, as a rule: a byte each.
 pub(crate) fn put_commit(out: &mut Vec<u8>, step: u64, tokens: &[i64], starts: &[i64], now_us: u64) {
-    put_numbers(out, 12, &[step, now_us, tokens.len() as u64]);
-    tokens.iter().for_each(|&token| put(out, fold(token)));
+    put_numbers(out, 12, &[step, now_us]);
+    put_signed(out, tokens);
+    put_starts(out, starts);
+}
+
+pub(crate) fn put_propose(out: &mut Vec<u8>, rows: &[i64], starts: &[i64], tokens: &[i64]) {
+    out.push(14);
+    put_signed(out, rows);
+    put_starts(out, starts);
+    put_signed(out, tokens);
+}
+
+fn put_signed(out: &mut Vec<u8>, numbers: &[i64]) {
+    put(out, numbers.len() as u64);
+    numbers.iter().for_each(|&number| put(out, fold(number)));
+}
+
+fn put_starts(out: &mut Vec<u8>, starts: &[i64]) {
     put(out, starts.len() as u64);
     let mut before = 0_i64;
     for &start in starts {
@@ -186,6 +203,7 @@ pub(crate) fn put_config(out: &mut Vec<u8>, config: &Config) {
         long_prefill_threshold,
         max_preemptions,
         overlap_depth,
+        max_draft_tokens,
         groups,
         enable_prefix_caching,
         hash_algorithm,
@@ -212,6 +230,7 @@ pub(crate) fn put_config(out: &mut Vec<u8>, config: &Config) {
         event_buffer_size,
         pin_budget,
         overlap_depth,
+        max_draft_tokens,
     ];
     out.push(0);
     numbers.into_iter().for_each(|&number| put(out, u64::from(number)));
@@ -397,7 +416,7 @@ impl<'a> Left<'a> {
         if self.take()? != [0] {
             return self.broken("the first record must be a configuration (0)");
         }
-        let mut numbers = [0; 12];
+        let mut numbers = [0; 13];
         for number in &mut numbers {
             *number = self.number32()?;
         }
@@ -426,6 +445,7 @@ impl<'a> Left<'a> {
             event_buffer_size,
             pin_budget,
             overlap_depth,
+            max_draft_tokens,
         ] = numbers;
         Ok(Config {
             num_blocks,
@@ -438,6 +458,7 @@ impl<'a> Left<'a> {
             long_prefill_threshold,
             max_preemptions,
             overlap_depth,
+            max_draft_tokens,
             groups,
             enable_prefix_caching,
             hash_algorithm,
@@ -527,20 +548,28 @@ impl<'a> Left<'a> {
             11 => Call::Plan { now_us: self.number()? },
             12 => {
                 let (step, now_us) = (self.number()?, self.number()?);
-                let (tokens, mut starts) = (self.list(1, Self::signed)?, self.list(1, Self::signed)?);
-                let mut before = 0_i64;
-                for start in &mut starts {
-                    before = before.wrapping_add(*start);
-                    *start = before;
-                }
-                Call::Commit { step, tokens, starts, now_us }
+                Call::Commit { step, tokens: self.list(1, Self::signed)?, starts: self.starts()?, now_us }
             }
             13 => Call::Fail { step: self.number()? },
+            14 => {
+                let (rows, starts) = (self.list(1, Self::signed)?, self.starts()?);
+                Call::Propose { rows, starts, tokens: self.list(1, Self::signed)? }
+            }
             _ => return self.broken("no call has this number"),
         };
         let outcome = u64::from_le_bytes(self.take()?);
         let digests = self.list(4, |left| left.take().map(u32::from_le_bytes))?;
         Ok(Entry { call, outcome, digests })
+    }
+
+    fn starts(&mut self) -> Result<Vec<i64>> {
+        let mut starts = self.list(1, Self::signed)?;
+        let mut before = 0_i64;
+        for start in &mut starts {
+            before = before.wrapping_add(*start);
+            *start = before;
+        }
+        Ok(starts)
     }
 
     fn ranges(&mut self) -> Result<Ranges> {

@@ -129,6 +129,7 @@ fn make(scheduler: &mut Recorded, call: &Call, memories: &mut [(Vec<i64>, Vec<i3
         }
         Call::Unpin { pin } => drop(scheduler.unpin(*pin)),
         Call::SetWeightsVersion { version } => drop(scheduler.set_weights_version(version)),
+        Call::Propose { rows, starts, tokens } => drop(scheduler.propose(rows, starts, tokens)),
         Call::Plan { now_us } => {
             let (staging, tables) = &mut memories[(scheduler.steps() % 2) as usize];
             drop(scheduler.plan(*now_us, PlanMemory { staging, tables }));

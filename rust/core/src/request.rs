@@ -136,6 +136,8 @@ pub struct Lists {
     pub(crate) others: Box<[BlockTable]>,
     /// Blocks at the head of the tables whose content this request found or published.
     pub(crate) published: usize,
+    /// Drafts for the next plan, which follow its last token, known or on its way.
+    pub(crate) drafts: Vec<TokenId>,
     /// Blocks promised at admission and not yet taken.
     pub(crate) promised: u32,
     pub(crate) preemptions: u32,
@@ -217,6 +219,7 @@ impl Request {
                 is_mixed: false,
                 others: Box::default(),
                 published: 0,
+                drafts: Vec::new(),
                 promised: 0,
                 preemptions: 0,
                 submitted_us: now_us,
@@ -402,6 +405,11 @@ impl Request {
         self.num_tokens_to_come().saturating_sub(self.next())
     }
 
+    /// Tokens that it may have beside those that are known or on their way.
+    pub(crate) fn tokens_left(&self) -> usize {
+        (self.longest as usize).saturating_sub(self.num_tokens_to_come())
+    }
+
     /// Whether nothing but the newest token is left to compute.
     pub(crate) fn is_decoding(&self) -> bool {
         self.remaining() == 1
@@ -418,6 +426,7 @@ impl Request {
         lists.tokens.truncate(len);
         lists.prompt_len = lists.prompt_len.min(len);
         lists.keys.truncate(blocks);
+        lists.drafts.clear();
         if let Some(trail) = &mut lists.trail {
             trail.truncate(blocks);
         }

@@ -106,6 +106,10 @@ pub struct Scheduler {
     pub(crate) copied: bool,
     /// Rows of a partial hit among those.
     pub(crate) partial_rows: usize,
+    /// Seats of requests that have drafts for the next plan.
+    pub(crate) proposed: Vec<usize>,
+    /// Those that got their row in the plan under way, which comes behind all others' with their drafts; and `copied` of each.
+    pub(crate) drafting: Vec<(usize, bool)>,
     /// Ended since the last plan; those that had a row come first.
     pub(crate) ended: VecDeque<[i64; 2]>,
     pub(crate) ended_with_row: usize,
@@ -175,6 +179,8 @@ impl Scheduler {
             rows_at_end: usize::from(config.enable_prefix_caching),
             copied: false,
             partial_rows: 0,
+            proposed: Vec::new(),
+            drafting: Vec::new(),
             ended: VecDeque::new(),
             ended_with_row: 0,
             remembered: VecDeque::with_capacity(REMEMBERED),
@@ -360,6 +366,12 @@ impl Scheduler {
     #[must_use]
     pub fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// Free blocks that are promised to running requests.
+    #[must_use]
+    pub fn num_promised(&self) -> u32 {
+        self.promised
     }
 
     /// Counters since the start.

@@ -31,7 +31,11 @@ pub struct Counters {
     pub forged_hits: u64,
     /// Tokens that had been computed and were given up by a preemption.
     pub recomputed_tokens: u64,
-    /// Tokens planned.
+    /// Draft tokens planned.
+    pub drafted_tokens: u64,
+    /// Those of them that became outputs.
+    pub accepted_drafts: u64,
+    /// Tokens planned, drafts among them.
     pub scheduled_tokens: u64,
     /// Rows of held blocks, summed over steps.
     pub taken_rows_sum: u64,
@@ -48,7 +52,7 @@ pub struct Counters {
 impl Counters {
     /// Every counter with its name.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 20] {
+    pub fn named(&self) -> [(&'static str, u64); 22] {
         [
             ("steps", self.steps),
             ("submitted", self.submitted),
@@ -64,6 +68,8 @@ impl Counters {
             ("prefix_hits", self.prefix_hits),
             ("forged_hits", self.forged_hits),
             ("recomputed_tokens", self.recomputed_tokens),
+            ("drafted_tokens", self.drafted_tokens),
+            ("accepted_drafts", self.accepted_drafts),
             ("scheduled_tokens", self.scheduled_tokens),
             ("taken_rows_sum", self.taken_rows_sum),
             ("wasted_rows_sum", self.wasted_rows_sum),

@@ -7,6 +7,7 @@
 #![cfg(feature = "mutants")]
 
 mod broken;
+mod draft_checks;
 mod driver;
 mod key_checks;
 mod limits_of_the_queue;
@@ -80,6 +81,14 @@ rows! {
     wasted_token_shown: WastedTokenShown, ["ends"], a_stop_comes_while_the_next_step_runs;
     key_before_token: KeyBeforeToken, ["A7"], a_block_fills_up_in_a_step_that_was_planned_ahead;
     fail_leaves_next: FailLeavesNext, ["exact"], a_step_fails_under_the_next_one;
+    rejected_draft_published: RejectedDraftPublished, ["A7"], draft_checks::only_what_was_right_is_found_again;
+    rollback_keeps_one: RollbackKeepsOne, ["A7"], draft_checks::every_drafter_brings_the_same_text;
+    stop_inside_run_missed: StopInsideRunMissed, ["epoch"], draft_checks::a_run_ends_at_the_first_stop_or_limit;
+    draft_not_compared: DraftNotCompared, ["epoch", "exact"], draft_checks::every_drafter_brings_the_same_text;
+    drafts_preempt: DraftsPreempt, ["shape"], draft_checks::drafts_preempt_nobody;
+    lookahead_not_awaited: LookaheadNotAwaited, ["victim"], draft_checks::growth_waits_for_the_blocks_of_drafts;
+    lookahead_kept: LookaheadKept, ["lookahead"], draft_checks::blocks_of_drafts_go_back;
+    drafts_past_limit: DraftsPastLimit, ["limit"], draft_checks::no_draft_runs_past_the_limit;
     leak_block_on_finish: LeakBlockOnFinish, ["A2"], one_request_runs_to_its_end;
     lost_block: LostBlock, ["A1"], one_request_runs_to_its_end;
     double_free: DoubleFree, ["A2"], random_pool_scripts;
@@ -309,6 +318,9 @@ fn random_schedules_alone_find_most_faults() {
         "put_back_blind",
         "put_back_to_start",
         "refused_keeps_promise",
+        "quota_exceeded",
+        "lookahead_not_awaited",
+        "stop_inside_run_missed",
     ];
     let tables = [
         "fork_misses_last",

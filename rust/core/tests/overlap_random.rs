@@ -16,7 +16,7 @@ use overlap_script::scripts;
 
 #[test]
 fn every_request_gets_its_cold_answer_at_depth_1_and_2() {
-    let seen = RefCell::new([0; 8]);
+    let seen = RefCell::new([0; 10]);
     let cases = seed::run_cases("overlap_random", 4_000, &scripts(), |script| {
         let world = script.run()?;
         let now = world.seen;
@@ -29,13 +29,16 @@ fn every_request_gets_its_cold_answer_at_depth_1_and_2() {
             now.forked,
             now.truncated,
             world.scheduler.counters().preemptions,
+            now.drafted,
+            now.right_drafts,
         ];
         seen.borrow_mut().iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
         broken::Checked::Ok(())
     });
     let seen = seen.into_inner();
     eprintln!(
-        "{cases} schedules: overlapped, sourced, dropped, stopped late, failed, forked, truncated, preempted: {seen:?}"
+        "{cases} schedules: overlapped, sourced, dropped, stopped late, failed, forked, truncated, preempted, \
+         drafts, right ones: {seen:?}"
     );
     assert!(seen.iter().all(|&count| count >= u64::from(cases) / 100), "schedules must meet everything: {seen:?}");
 }

@@ -107,7 +107,7 @@ fn a_listener_hears_every_note() {
 #[test]
 fn every_reason_can_occur() {
     let seen = RefCell::new(BTreeMap::new());
-    seed::run_cases("reasons", 300, &schedules(), |schedule| {
+    seed::run_cases("reasons", 900, &schedules(), |schedule| {
         add(&mut seen.borrow_mut(), &schedule.run()?.scheduler);
         Checked::Ok(())
     });
@@ -115,6 +115,7 @@ fn every_reason_can_occur() {
     add(&mut seen, &refused_forks().scheduler);
     add(&mut seen, &other_askers().scheduler);
     add(&mut seen, &a_writer_that_failed().scheduler);
+    add(&mut seen, &drafts_in_flight().scheduler);
     #[cfg(feature = "mutants")]
     add(&mut seen, &refused_steps().scheduler);
     #[cfg(not(feature = "mutants"))]
@@ -155,6 +156,19 @@ fn a_writer_that_failed() -> Caller {
     caller.submit(prompt(1, 9), 1);
     let sizes = caller.plan().unwrap();
     caller.scheduler.fail(StepId(sizes.step)).unwrap();
+    caller
+}
+
+/// Two steps in flight: the first verifies a draft, so the second leaves the request out.
+fn drafts_in_flight() -> Caller {
+    let mut caller = Caller::new(Config { overlap_depth: 2, max_draft_tokens: 1, ..config(20) });
+    for family in [1, 2] {
+        caller.submit(prompt(family, 9), 4);
+    }
+    caller.step();
+    caller.scheduler.propose(&[0], &[0, 1], &[7]).unwrap();
+    caller.plan().unwrap();
+    caller.plan().unwrap();
     caller
 }
 

@@ -50,6 +50,7 @@ impl World {
             long_prefill_threshold: u32::from(size) / 64,
             max_preemptions: 2,
             overlap_depth: 1,
+            max_draft_tokens: 4,
             groups: windows.iter().map(|&window| GroupSpec { window }).collect(),
             enable_prefix_caching: is_set(0),
             hash_algorithm: Algorithm::DEFAULT,
@@ -82,6 +83,7 @@ impl World {
             12 => self.scheduler.truncate(id, usize::from(with / 8)).is_ok(),
             13 => self.pin(with),
             14 => self.pins.pop().is_some_and(|pin| self.scheduler.unpin(pin).is_ok()),
+            _ if with < 128 => self.propose(with),
             _ => self.scheduler.reset_prefix_cache() > 0,
         };
         self.scheduler.audit().expect("every invariant");
@@ -106,6 +108,12 @@ impl World {
         let Ok(id) = self.scheduler.fork(parent, limits, self.now_us) else { return false };
         self.newest = id.0;
         true
+    }
+
+    /// Up to three drafts for one row, which may be nobody's.
+    fn propose(&mut self, with: u8) -> bool {
+        let drafts = vec![i64::from(with / 16); usize::from(with) % 4];
+        self.scheduler.propose(&[i64::from(with / 4 % 4)], &[0, drafts.len() as i64], &drafts).is_ok()
     }
 
     fn pin(&mut self, with: u8) -> bool {

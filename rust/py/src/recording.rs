@@ -61,6 +61,9 @@ pub fn read_recording(py: Python<'_>, recording: &[u8]) -> PyResult<Vec<String>>
             Call::Commit { step, tokens, now_us, .. } => {
                 format!("{number} {name} step {step}, {} tokens, at {now_us} us", tokens.len())
             }
+            Call::Propose { rows, tokens, .. } => {
+                format!("{number} {name} {} drafts for {} sequences", tokens.len(), rows.len())
+            }
             Call::Plan { now_us } => format!("{number} {name} at {now_us} us"),
             Call::SetRetention { request, .. }
             | Call::Abort { request }

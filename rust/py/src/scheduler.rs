@@ -56,13 +56,13 @@ impl Scheduler {
             hash_algorithm="sha256", hash_seed=None, kv_layout=None, weights_version="", explain_misses=false, event_buffer_size=None,
             pin_budget=None, domain_shares=None, enable_partial_hits=false, policy="fcfs", ageing_us=None, latest_deadline_us=None, prefix_band=None,
             max_pass=None, watermark=None, estimate_growth=true, no_evict=false, preempt_for_waiting=false, max_waiting_tokens=None,
-            max_waiting_blocks=None, tenants=None, other_tenants=None, overlap_depth=None),
+            max_waiting_blocks=None, tenants=None, other_tenants=None, overlap_depth=None, max_draft_tokens=None),
         text_signature = "(*, num_blocks, block_size, vocab_size, max_model_len, max_num_seqs=256, max_num_batched_tokens=2048, \
             max_waiting=4096, long_prefill_threshold=0, max_preemptions=16, groups=None, enable_prefix_caching=True, hash_algorithm='sha256', hash_seed=b'', kv_layout=b'', \
             weights_version='', explain_misses=False, event_buffer_size=0, pin_budget=0, domain_shares=None, enable_partial_hits=False, \
             policy='fcfs', ageing_us=1000000, latest_deadline_us=60000000, prefix_band=1024, max_pass=8, watermark=0, estimate_growth=True, no_evict=False, \
             preempt_for_waiting=False, max_waiting_tokens=0, max_waiting_blocks=0, tenants=None, other_tenants=None, \
-            overlap_depth=1)"
+            overlap_depth=1, max_draft_tokens=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one configuration")]
     fn new(
@@ -101,6 +101,7 @@ impl Scheduler {
         tenants: Option<&Bound<'_, PyAny>>,
         other_tenants: Option<&Bound<'_, PyAny>>,
         overlap_depth: Option<&Bound<'_, PyAny>>,
+        max_draft_tokens: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let said = SaidRules {
             policy,
@@ -130,6 +131,7 @@ impl Scheduler {
             long_prefill_threshold: or("long_prefill_threshold", long_prefill_threshold, 0)?,
             max_preemptions: or("max_preemptions", max_preemptions, 16)?,
             overlap_depth: or("overlap_depth", overlap_depth, 1)?,
+            max_draft_tokens: or("max_draft_tokens", max_draft_tokens, 0)?,
             groups: groups.map_or(Ok(vec![core::GroupSpec::FULL]), self::groups)?,
             enable_prefix_caching,
             hash_algorithm: algorithm(py, "hash_algorithm", hash_algorithm)?,
@@ -201,6 +203,20 @@ impl Scheduler {
             Ok(id.0)
         };
         self.door.held(py, submit)
+    }
+
+    fn propose(
+        &self,
+        py: Python<'_>,
+        seq_slots: &Bound<'_, PyAny>,
+        starts: &Bound<'_, PyAny>,
+        token_ids: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (mut rows, mut offsets, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
+        copy_ints("seq_slots", seq_slots, &mut rows)?;
+        copy_ints("starts", starts, &mut offsets)?;
+        copy_ints("token_ids", token_ids, &mut tokens)?;
+        self.door.held(py, |state| state.core.propose(&rows, &offsets, &tokens))
     }
 
     fn plan(&self, py: Python<'_>, now_us: &Bound<'_, PyAny>) -> PyResult<Plan> {
@@ -470,6 +486,7 @@ impl Scheduler {
             ("event_buffer_size", config.event_buffer_size),
             ("pin_budget", config.pin_budget),
             ("overlap_depth", config.overlap_depth),
+            ("max_draft_tokens", config.max_draft_tokens),
         ] {
             dict.set_item(name, value)?;
         }

@@ -44,6 +44,8 @@ pub struct Client {
     pub rank: Rank,
     /// Requests behind it that were admitted before it although it did not wait for a prefix.
     pub passes: u32,
+    /// Drafts that were proposed for the next plan.
+    pub drafts: Vec<u32>,
     /// End code, once it has ended.
     pub end: Option<i64>,
     /// Keys of the full blocks of `tokens`, as far as they were needed.

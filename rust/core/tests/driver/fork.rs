@@ -37,6 +37,7 @@ impl Driver {
                 (child.row, child.preemptions, child.submitted_us) = (None, 0, now_us);
                 (child.computed, child.granted) = (confirmed, confirmed);
                 (child.rank.arrival, child.passes) = (id, 0);
+                child.drafts.clear();
                 child.answer = self.answer_of(&child);
                 self.clients.get_mut(&parent).expect("a known request").may_copy = true;
                 self.clients.insert(id, child);
@@ -80,6 +81,7 @@ impl Driver {
             client.tokens.truncate(num_tokens);
             client.prompt_len = client.prompt_len.min(num_tokens);
             client.keys.truncate(num_tokens / self.block_size());
+            client.drafts.clear();
             (client.computed, client.granted, client.may_copy) = (rows, rows, true);
             client.answer = self.answer_of(&client);
             self.clients.insert(id, client);

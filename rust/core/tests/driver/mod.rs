@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each test crate uses a part")]
 
 mod client;
+pub mod drafts;
 mod followers;
 mod fork;
 pub mod oracle;
@@ -87,6 +88,13 @@ pub struct Seen {
     pub passes: usize,
     /// Plans before which blocks fell to the default priority, because their time was over.
     pub expired: usize,
+    /// Samples behind a draft that was right, and behind one that was not.
+    pub right_drafts: usize,
+    pub wrong_drafts: usize,
+    /// Requests that ended at a draft.
+    pub ended_at_draft: usize,
+    /// Drafts in steps that failed.
+    pub failed_drafts: usize,
 }
 
 /// A scheduler, the memory of its plans, the oracle model, and the books of its caller.
@@ -315,6 +323,7 @@ impl Driver {
             queued: prompt.len(),
             rank: Rank { class: 0, arrival: id },
             passes: 0,
+            drafts: Vec::new(),
             end: None,
             keys: Vec::new(),
         }

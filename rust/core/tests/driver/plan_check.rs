@@ -71,18 +71,25 @@ impl Driver {
         for (seq, chunk) in plan.chunks().into_iter().enumerate() {
             let client = self.client_in_row(plan.seq_slots[seq])?;
             let (first, end) = (plan.query_starts[seq] as usize, plan.seq_lens[seq] as usize);
-            ensure(chunk > 0 && end <= client.tokens.len() && chunk <= end, "shape", || {
+            let known = end.min(client.tokens.len());
+            let has_drafts = end > known && end - chunk + 1 == known;
+            ensure(chunk > 0 && (end == known || has_drafts) && chunk <= end, "shape", || {
                 format!("request {}: {chunk} tokens to {end} of {}", client.id, client.tokens.len())
             })?;
-            for (i, position) in (end - chunk..end).enumerate() {
+            let positions = plan.positions[first..first + chunk].iter().copied();
+            ensure(positions.eq(end as i32 - chunk as i32..end as i32), "shape", || {
+                format!("request {}: positions of {chunk} tokens to {end}", client.id)
+            })?;
+            for (i, position) in (end - chunk..known).enumerate() {
                 let planned = (plan.token_ids[first + i], plan.positions[first + i]);
                 let known = (client.tokens[position] as i32, position as i32);
                 ensure(planned == known, "tokens", || {
                     format!("request {}: {planned:?}, must be {known:?}", client.id)
                 })?;
             }
-            if end == client.tokens.len() {
-                samples.push((plan.query_starts[seq + 1] - 1, client.id as i64));
+            if end >= client.tokens.len() {
+                let rows = plan.query_starts[seq + 1] - 1 - (end - known) as i32..plan.query_starts[seq + 1];
+                samples.extend(rows.map(|row| (row, client.id as i64)));
             }
         }
         let planned: Vec<(i32, i64)> =
@@ -125,7 +132,13 @@ impl Driver {
         for &victim in &plan.preempted {
             let is_taker = |&id: &u64| {
                 let rows = self.config().rows() as i32;
-                let grew = |row| plan.dirty.iter().any(|change| change.0 % rows == row);
+                // Blocks for drafts alone are not worth a victim.
+                let is_needed = |row: i32, column: i32| {
+                    let seq = plan.seq_slots.iter().position(|&slot| slot == row);
+                    let next = |seq: usize| plan.positions[plan.query_starts[seq] as usize] / self.block_size() as i32;
+                    seq.is_none_or(|seq| self.num_drafts(plan, seq) == 0 || column <= next(seq))
+                };
+                let grew = |row| plan.dirty.iter().any(|change| change.0 % rows == row && is_needed(row, change.1));
                 self.clients[&id].rank < self.clients[&victim].rank
                     && !plan.preempted.contains(&id)
                     && (self.clients[&id].may_copy || self.clients[&id].row.is_none_or(grew))
@@ -179,7 +192,10 @@ impl Driver {
             ensure(start >= sure * size, "hit", || {
                 format!("request {id} starts at {start}, {sure} blocks of {size} were there for it")
             })?;
-            let wanted = (len - start).min(budget - first).min(threshold);
+            // Who runs and was given drafts has a token of the budget, but comes behind.
+            let is_admitted = |slot: &&i32| plan.admitted.iter().any(|(_, row)| row == *slot);
+            let behind = plan.seq_slots[seq..].iter().filter(|slot| !is_admitted(slot)).count();
+            let wanted = (len - start).min(budget - first - behind).min(threshold);
             ensure(chunk == wanted, "budget", || format!("request {id} gets {chunk} tokens, {wanted} fit"))?;
             self.note_admission(id, start);
             let has_window = self.config().groups.iter().any(|group| group.window.is_some());

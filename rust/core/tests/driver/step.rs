@@ -35,8 +35,10 @@ pub struct Entry {
     pub start: usize,
     pub chunk: usize,
     pub samples: bool,
+    /// Tokens behind those of the request: guesses.
+    pub drafts: Vec<u32>,
     pub written: BTreeSet<i32>,
-    /// The blocks of its last row.
+    /// The blocks of its last row but drafts.
     pub last: BTreeSet<i32>,
     /// Blocks behind its start that others write in this plan.
     pub shared: BTreeSet<i32>,
@@ -79,6 +81,8 @@ impl Driver {
         without_forks.admitted.retain(|(id, _)| !before.running.contains(id));
         self.check_plan(&without_forks, &before)?;
         let mut entries = self.entries_of(&plan);
+        self.expected.drafted_tokens += entries.iter().map(|entry| entry.drafts.len() as u64).sum::<u64>();
+        self.check_drafts(&plan)?;
         for entry in entries.iter_mut().filter(|entry| entry.copied.is_some()) {
             entry.is_partial_hit = without_forks.admitted.iter().any(|(id, _)| *id == entry.id);
         }
@@ -134,7 +138,8 @@ impl Driver {
         let size = self.block_size();
         let tables = &self.memories[(step.plan.step as usize + 1) % 2].1;
         for (seq, entry) in step.entries.iter().enumerate() {
-            if self.clients[&entry.id].tokens.len() < entry.start + entry.chunk {
+            let known = entry.start + entry.chunk - entry.drafts.len();
+            if self.clients[&entry.id].tokens.len() < known {
                 // Truncated since: what its queries see counts for nothing.
                 continue;
             }
@@ -144,7 +149,8 @@ impl Driver {
                     let block = i64::from(tables[line + position / size]);
                     let row = self.kv.read(block * size as i64 + (position % size) as i64);
                     let client = &self.clients[&entry.id];
-                    let token = client.tokens[position] ^ mark(&client.identity, position, size);
+                    let token = if position < known { client.tokens[position] } else { entry.drafts[position - known] };
+                    let token = token ^ mark(&client.identity, position, size);
                     let due = Some((token, position as u32, number as u32));
                     ensure(row == due, "sight", || {
                         format!("request {} sees {row:?} in block {block} of group {number}, must be {due:?}", entry.id)
@@ -205,6 +211,11 @@ impl Driver {
         self.expected.failed_steps += 1;
         for at in 0..step.entries.len() {
             self.lose_copied(at);
+            let entry = &step.entries[at];
+            if !entry.drafts.is_empty() && !self.step.as_ref().expect("a plan in flight").entries[at].is_stale {
+                self.seen.failed_drafts += entry.drafts.len();
+                self.forget_lookahead(entry.id, entry.start + 1);
+            }
             self.lose_sharers(&step.entries[at].written);
         }
         self.step = None;
@@ -291,6 +302,16 @@ impl Driver {
         for at in 0..count {
             let entry = self.step.as_ref().expect("a plan in flight").entries[at].clone();
             let token = entry.samples.then(|| given[sample]);
+            if !entry.drafts.is_empty() {
+                let all = &given[sample..=sample + entry.drafts.len()];
+                let (kept, end) = if entry.is_stale { (0, None) } else { self.take_run(&entry, all)? };
+                accepted += kept;
+                ended.extend(end);
+                let is_lost = |&at: &usize| all[at].is_some();
+                dropped.extend((kept..all.len()).filter(is_lost).map(|at| (sample + at) as i32));
+                sample += all.len();
+                continue;
+            }
             sample += usize::from(entry.samples);
             if entry.is_stale {
                 dropped.extend(token.flatten().map(|_| sample as i32 - 1));
@@ -314,6 +335,29 @@ impl Driver {
         })?;
         self.seen.dropped += dropped.len();
         ensure(told == ended, "ends", || format!("the commit ended {told:?}, the rules say {ended:?}"))
+    }
+
+    /// The tokens of a sequence with drafts: how many count, and the end that they bring.
+    fn take_run(&mut self, entry: &Entry, given: &[Option<u32>]) -> Checked<(usize, Option<(u64, i64)>)> {
+        let (mut kept, mut end) = (0, None);
+        while kept < given.len() && end.is_none() {
+            let Some(token) = given[kept] else { break };
+            if kept > 0 && given[kept - 1] != Some(entry.drafts[kept - 1]) {
+                self.seen.wrong_drafts += 1;
+                break;
+            }
+            self.seen.right_drafts += usize::from(kept > 0);
+            end = self.take_token(entry.id, token)?;
+            self.seen.ended_at_draft += usize::from(kept > 0 && end.is_some());
+            kept += 1;
+        }
+        if kept == 0 && (entry.start + 1).is_multiple_of(self.block_size()) {
+            self.lose_sharers(&entry.last);
+        }
+        self.expected.accepted_drafts += kept.saturating_sub(1) as u64;
+        self.clients.get_mut(&entry.id).expect("a known request").computed = entry.start + kept;
+        self.forget_lookahead(entry.id, entry.start + kept.max(1));
+        Ok((kept, end))
     }
 
     /// Compares a token with the cold answer; the end that it brings.
@@ -345,13 +389,15 @@ impl Driver {
             let client = self.live().find(|client| client.row == Some(row)).expect("checked before");
             let start = plan.positions[first] as usize;
             let block = |&slot: &i64| (slot / size as i64) as i32;
+            let drafts = self.num_drafts(plan, seq);
             let slots = plan.group_slots.iter().map(|slots| &slots[first..first + chunk]);
-            let last = slots.clone().map(|slots| block(slots.last().expect("a sequence of a plan has a token")));
+            let last = slots.clone().map(|slots| block(&slots[chunk - drafts - 1]));
             entries.push(Entry {
                 id: client.id,
                 start,
                 chunk,
-                samples: start + chunk == client.tokens.len(),
+                samples: start + chunk - drafts == client.tokens.len(),
+                drafts: plan.token_ids[first + chunk - drafts..first + chunk].iter().map(|&id| id as u32).collect(),
                 written: slots.clone().flatten().map(block).collect(),
                 last: last.collect(),
                 shared: BTreeSet::new(),

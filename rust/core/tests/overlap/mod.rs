@@ -31,6 +31,8 @@ pub struct Client {
     salt: u64,
     answer: ColdAnswer,
     pub ended: Option<i64>,
+    /// Its row, as plans told it.
+    row: Option<i32>,
 }
 
 /// A plan in flight, and the tables that it was given.
@@ -50,6 +52,8 @@ pub struct Seen {
     pub forked: u64,
     pub truncated: u64,
     pub withheld: u64,
+    pub drafted: u64,
+    pub right_drafts: u64,
 }
 
 /// The scheduler, its device, and its caller's books.
@@ -99,7 +103,7 @@ impl World {
         self.settle()?;
         let Ok(id) = result else { return Ok(None) };
         let (answer, prompt_len) = (self.answer(&tokens, tokens.len(), 0, &limits), tokens.len());
-        self.clients.insert(id.0, Client { tokens, prompt_len, limits, salt: 0, answer, ended: None });
+        self.clients.insert(id.0, Client { tokens, prompt_len, limits, salt: 0, answer, ended: None, row: None });
         Ok(Some(id.0))
     }
 
@@ -132,6 +136,14 @@ impl World {
                 client.ended = Some(code);
             }
         }
+        for id in &plan.preempted {
+            self.clients.get_mut(id).expect("a known request").row = None;
+        }
+        for &(id, row) in &plan.admitted {
+            self.clients.get_mut(&id).expect("a known request").row = Some(row);
+        }
+        let drafted = plan.sample_requests.windows(2).filter(|two| two[0] == two[1]).count() as u64;
+        self.seen.drafted += drafted;
         self.seen.overlapped += u64::from(oldest.is_some() && !plan.is_empty());
         self.seen.sourced += plan.token_sources.iter().filter(|&&source| source >= 0).count() as u64;
         let has_previous = self.steps.back().is_some_and(|step| step.plan.step + 1 == plan.step);
@@ -179,6 +191,8 @@ impl World {
                 )
             })?;
             client.tokens.push(token);
+            let is_draft = sample > 0 && plan.sample_requests[sample - 1] == id;
+            self.seen.right_drafts += u64::from(is_draft);
             if at + 1 == client.answer.outputs.len() {
                 client.ended = Some(client.answer.end as i64);
                 ended.push([id, client.answer.end as i64]);
@@ -210,6 +224,24 @@ impl World {
         self.settle()
     }
 
+    /// Proposes `count` drafts for a request whose row was told: what it says behind its tokens and `ahead` more that are on their way. The
+    /// draft of number `wrong` is not right.
+    pub fn propose(&mut self, id: u64, count: usize, wrong: Option<usize>, ahead: usize) -> Checked {
+        let Some(client) = self.clients.get(&id).filter(|client| client.ended.is_none()) else { return Ok(()) };
+        let Some(row) = client.row else { return Ok(()) };
+        let first = client.tokens.len() - client.prompt_len + ahead;
+        let vocab = i64::from(self.scheduler.config().vocab_size);
+        let draft = |at: usize| {
+            let said = i64::from(client.answer.outputs.get(first + at).copied().unwrap_or(0));
+            if wrong == Some(at) { (said + 1) % vocab } else { said }
+        };
+        let drafts: Vec<i64> = (0..count).map(draft).collect();
+        let result = self.scheduler.propose(&[i64::from(row)], &[0, count as i64], &drafts);
+        let is_refused = count > self.scheduler.config().max_draft_tokens as usize;
+        ensure(result.is_err() == is_refused, "propose", || format!("{count} drafts: {result:?}"))?;
+        self.settle()
+    }
+
     /// Ends a request from outside, as aborted or as finished.
     pub fn leave(&mut self, id: u64, is_finished: bool) -> Checked {
         let lives = self.clients.get(&id).is_some_and(|client| client.ended.is_none());
@@ -235,7 +267,8 @@ impl World {
         self.salts += 1;
         let (salt, prompt_len) = (self.salts, client.prompt_len);
         let answer = self.answer(&client.tokens, prompt_len, salt, &limits);
-        self.clients.insert(id.0, Client { tokens: client.tokens, prompt_len, limits, salt, answer, ended: None });
+        let child = Client { tokens: client.tokens, prompt_len, limits, salt, answer, ended: None, row: None };
+        self.clients.insert(id.0, child);
         self.seen.forked += 1;
         Ok(Some(id.0))
     }

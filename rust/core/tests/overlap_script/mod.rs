@@ -39,6 +39,13 @@ pub enum Call {
     Leave(usize, bool),
     Fork(usize, u32),
     Truncate(usize, u8),
+    /// So many drafts, of which one may be wrong; the first follows so many tokens on their way.
+    Propose {
+        number: usize,
+        count: usize,
+        wrong: Option<usize>,
+        ahead: usize,
+    },
     Reset,
 }
 
@@ -73,6 +80,7 @@ fn configs() -> impl Strategy<Value = Config> {
         max_waiting: 12,
         long_prefill_threshold: limits.2,
         max_preemptions: limits.3,
+        max_draft_tokens: len % 5,
         overlap_depth: 1 + u32::from(limits.4 > 1),
         groups,
         enable_prefix_caching: caching,
@@ -108,6 +116,8 @@ fn calls() -> impl Strategy<Value = Call> {
         2 => (0..64_usize, any::<bool>()).prop_map(|(number, is_finished)| Call::Leave(number, is_finished)),
         3 => (0..64_usize, 1..8_u32).prop_map(|(number, more)| Call::Fork(number, more)),
         1 => (0..64_usize, any::<u8>()).prop_map(|(number, share)| Call::Truncate(number, share)),
+        8 => (0..64_usize, 0..5_usize, proptest::option::weighted(0.4, 0..4_usize), 0..2_usize)
+            .prop_map(|(number, count, wrong, ahead)| Call::Propose { number, count, wrong, ahead }),
         1 => Just(Call::Reset),
     ]
 }
@@ -154,6 +164,7 @@ fn play(world: &mut World, ever: &mut Vec<u64>, call: &Call) -> Checked {
             Ok(())
         }
         Call::Truncate(number, share) => world.truncate(pick(number), share),
+        Call::Propose { number, count, wrong, ahead } => world.propose(pick(number), count, wrong, ahead),
         Call::Reset => {
             world.scheduler.reset_prefix_cache();
             Ok(())

@@ -20,6 +20,7 @@ use blocktable_core::shares::DomainShare;
 use blocktable_core::tenants::TenantRules;
 
 use crate::broken::{Checked, ensure};
+use crate::driver::drafts::Guess;
 use crate::driver::{ColdAnswer, Driver, mark};
 
 const VOCAB: u32 = 1009;
@@ -81,6 +82,13 @@ pub enum Event {
     Fork(usize, u32),
     /// To so many 256ths of its tokens.
     Truncate(usize, u8),
+    /// So many drafts for the requests of these bits; which of them is wrong, if any.
+    Propose {
+        who: u64,
+        count: usize,
+        wrong: Option<usize>,
+    },
+    ProposeNonsense,
     ResetPrefixCache,
     /// The prompt of one of the requests, as far as it is cached.
     Pin(usize),
@@ -125,6 +133,7 @@ fn configs() -> impl Strategy<Value = Config> {
             max_preemptions: limits.4,
             groups,
             enable_prefix_caching: caching,
+            max_draft_tokens: (rows % 4) * 2,
             event_buffer_size: events,
             explain_misses: rows % 5 != 4,
             pin_budget: rows.div_ceil(block_size).saturating_sub(2) / 2,
@@ -205,6 +214,8 @@ fn events() -> impl Strategy<Value = Event> {
         1 => (0..64_usize).prop_map(Event::Finish),
         3 => (0..64_usize, 0..8_u32).prop_map(|(number, more)| Event::Fork(number, more)),
         1 => (0..64_usize, any::<u8>()).prop_map(|(number, share)| Event::Truncate(number, share)),
+        4 => (any::<u64>(), 0..8_usize, proptest::option::weighted(0.5, 0..8_usize)).prop_map(|(who, count, wrong)| Event::Propose { who, count, wrong }),
+        1 => Just(Event::ProposeNonsense),
         1 => Just(Event::ResetPrefixCache),
         1 => (0..64_usize).prop_map(Event::Pin),
         1 => (0..64_usize).prop_map(Event::Unpin),
@@ -315,6 +326,17 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
             let len = driver.clients.get(&id).map_or(0, |client| client.tokens.len());
             driver.truncate(id, len * (usize::from(share) + 1) / 256)
         }
+        Event::Propose { who, count, wrong } => {
+            let is_asked = |(at, id): (usize, &u64)| (who >> (at % 64) & 1 == 1).then_some(*id);
+            let ids: Vec<u64> = ever.iter().enumerate().filter_map(is_asked).collect();
+            let guess = match wrong {
+                None => Guess::Right,
+                Some(7) => Guess::Wrong,
+                Some(at) => Guess::WrongAt(at),
+            };
+            driver.propose(&ids, count, guess)
+        }
+        Event::ProposeNonsense => driver.propose_nonsense(),
         Event::ResetPrefixCache => driver.reset_prefix_cache(),
         Event::Pin(number) => {
             let client =
