@@ -2,6 +2,8 @@
 fails until the HTTP side serves it too."""
 
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
@@ -94,3 +96,11 @@ def test_no_client_can_say_what_a_template_gets_anyway() -> None:
     for function in functions:
         for name, one in inspect.signature(function).parameters.items():
             assert one.kind is one.VAR_KEYWORD or name in TAKEN_NAMES, f"{function.__qualname__}: {name}"
+
+
+def test_the_http_side_loads_no_torch() -> None:
+    """Neither by its routes nor by `blocktable serve`: the engine's process has it alone."""
+    program = "import sys, blocktable.server.app, blocktable.server.serve_app, blocktable.server.server_process\n"
+    program += "print([name for name in ('torch', 'transformers', 'triton') if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

@@ -32,13 +32,17 @@ CASES: dict[str, tuple[str, str, Any]] = {
     "memory_share": ("0.25", "0.25", 0.25),
     "kv_cache_memory_bytes": ("2G", "2147483648", 2**31),
     "policy": ("fair", '"fair"', "fair"),
+    "max_body_bytes": ("1M", "1048576", 2**20),
+    "max_request_s": ("60", "60", 60.0),
     "enable_prefix_caching": ("0", "false", False),
     "tenants": ('{"a": {"weight": 2}}', "{a = {weight = 2}}", {"a": {"weight": 2}}),
 }
 
 
 def value_of(options: ServeOptions, name: str) -> Any:
-    return getattr(options.engine if all_options()[name].of_engine else options, name)
+    if all_options()[name].of_engine:
+        return getattr(options.engine, name)
+    return getattr(options.limits if hasattr(options.limits, name) else options, name)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,6 +6,7 @@ every path that is none is behind the guard; the only open ones are the health r
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -91,9 +92,12 @@ def make_app(serving: Serving, tenants: Tenants, *, health: Sequence[Route] = ()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
+        preparing = asyncio.ensure_future(serving.reader.prepare())
         try:
             yield
         finally:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
             serving.close()
 
     routes = [Route(one.path, Endpoint(one, serving), methods=[one.method]) for one in OPERATIONS]

@@ -17,17 +17,17 @@ class Limits:
     """Raises `InvalidInputError` for a limit that is not above 0."""
 
     max_body_bytes: int = 16 * 2**20
-    """Of a request; a larger one gets 413 before it is read."""
+    """Bytes of a request; a larger one gets 413 before it is read."""
     max_prompts: int = 128
-    """Of one completion request."""
+    """Prompts of one completion request."""
     max_answers: int = 256
-    """Prompts times `n`."""
+    """Answers of one request, prompts times `n`."""
     body_timeout_s: float = 30.0
-    """For a body to come; after it 408."""
+    """Seconds for a body to come; after it 408."""
     write_timeout_s: float = 60.0
-    """For a reader to take more of its stream; after it the request is ended."""
+    """Seconds for a reader to take more of its stream; after it the request is ended."""
     max_request_s: float | None = None
-    """Any request's `deadline_s`, unless its own is nearer; None = no limit."""
+    """Seconds of any request, as if it had set `deadline_s`; None = no limit."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -25,6 +25,7 @@ from typing import Any
 
 from ..engine.config import EngineConfig
 from ..errors import InvalidInputError, UnknownOptionError
+from .limits import Limits
 from .logs import LEVELS
 
 PREFIX = "BLOCKTABLE_"
@@ -77,6 +78,8 @@ class ServeOptions:
     """A line for each request that ended."""
     log_prompts: bool = False
     """Prompts stand in those lines, as token ids."""
+    limits: Limits = field(default_factory=Limits)
+    """Of one client; its fields are options too."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Those of the engine's options that were given."""
@@ -144,8 +147,9 @@ class Option:
 def all_options() -> Mapping[str, Option]:
     """Every option but `model`, by name."""
     own = [option for option in _options_of(ServeOptions, of_engine=False) if not option.name.startswith(("model", "engine_o"))]
+    own += _options_of(Limits, of_engine=False)
     engine = [option for option in _options_of(EngineConfig, of_engine=True) if option.name != "model"]
-    return {option.name: option for option in [*own, *engine] if option.name != "engine"}
+    return {option.name: option for option in [*own, *engine] if option.name not in ("engine", "limits")}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -180,8 +184,9 @@ def read_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> Se
     if "model" not in values:
         raise InvalidInputError("model", None, "say which: blocktable serve MODEL")
     engine = {name: value for name, value in values.items() if name in known and known[name].of_engine}
-    own = {name: value for name, value in values.items() if name not in engine}
-    return ServeOptions(**own, engine=EngineConfig.from_options(engine), engine_options=engine)
+    limits = {one.name: values[one.name] for one in fields(Limits) if one.name in values}
+    own = {name: value for name, value in values.items() if name not in engine and name not in limits}
+    return ServeOptions(**own, limits=Limits(**limits), engine=EngineConfig.from_options(engine), engine_options=engine)
 
 
 def _from_file(name: str) -> dict[str, Any]:
@@ -234,7 +239,7 @@ def _argument(option: Option) -> Callable[[str], Any]:
     return read
 
 
-def _options_of(record: type[ServeOptions | EngineConfig], *, of_engine: bool) -> list[Option]:
+def _options_of(record: type[ServeOptions | Limits | EngineConfig], *, of_engine: bool) -> list[Option]:
     hints, words = typing.get_type_hints(record), _words(record)
     options = []
     for one in fields(record):

@@ -11,12 +11,13 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
 
 from ..engine.request import read_token_ids
-from ..errors import InvalidInputError
+from ..errors import EngineDeadError, InvalidInputError
 from ..text.tokenizer import Tokenizer
 from .engine_client import EngineClient, EngineInfo
 from .errors import ApiError, disagree, refused
@@ -24,6 +25,9 @@ from .protocol.chat import TAKEN_NAMES, Message, Tool
 
 LONG_TEXT = 1000
 """Characters or ids from which on a prompt is read on a thread: shorter ones take well under a millisecond."""
+
+NOT_READY_S = 0.1
+"""How often `prepare` looks whether the engine is ready."""
 
 T = TypeVar("T")
 
@@ -40,6 +44,13 @@ class Reader:
     def close(self) -> None:
         """No prompt is read any more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def prepare(self) -> None:
+        """Wait for the engine, and have everything read that the first client would have to wait for."""
+        with suppress(InvalidInputError):  # no tokenizer; a template may refuse anything
+            tokenizer = await self._when_ready()
+            if tokenizer.has_chat_template:
+                await self._threaded(lambda: tokenizer.render_chat([{"role": "user", "content": "."}]))
 
     async def tokenizer(self) -> Tokenizer:
         """The engine's, fetched once. Raises `InvalidInputError` if it has none, `EngineDeadError` before it was ready."""
@@ -111,6 +122,13 @@ class Reader:
         """How the vocabulary spells each."""
         tokenizer = await self.tokenizer()
         return await self._beside(len(ids), lambda: [tokenizer.spelling(one) for one in ids])
+
+    async def _when_ready(self) -> Tokenizer:
+        while True:
+            try:
+                return await self.tokenizer()
+            except EngineDeadError:
+                await asyncio.sleep(NOT_READY_S)
 
     async def _fetch(self) -> Tokenizer | None:
         parts = await self._engine.read_tokenizer()

@@ -26,6 +26,6 @@ def make_serve_app(options: ServeOptions) -> Callable[[EngineClient, Sequence[Ro
     names = () if options.served_model_name is None else (options.served_model_name,)
 
     def make(engine: EngineClient, health: Sequence[Route]) -> ASGIApp:
-        return make_app(Serving.of(engine, names=names), tenants, health=health)
+        return make_app(Serving.of(engine, options.limits, names), tenants, health=health)
 
     return make
