@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -106,3 +107,11 @@ async def read(client: EngineClient, asked: EngineRequest) -> list[Piece]:
 def tokens(pieces: list[Piece]) -> list[int]:
     """What they hold together."""
     return [token for piece in pieces for token in piece.token_ids]
+
+
+def is_gone(process_id: int) -> bool:
+    """Whether a process has ended, its parent aside."""
+    try:
+        return psutil.Process(process_id).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from blocktable.errors import BlocktableError, EngineDeadError, InvalidInputError
@@ -22,7 +21,7 @@ from blocktable.server.process_client import EngineLaunch, ProcessClient
 from blocktable.server.supervisor import Restarts, Supervisor
 
 from .counting_engine import answer_to
-from .processes import Launch, read, request, tokens
+from .processes import Launch, is_gone, read, request, tokens
 
 PATIENCE_S = 200
 """For a test with processes of its own, on a busy machine."""
@@ -37,14 +36,6 @@ async def until(holds: object, timeout_s: float = 60) -> None:
     while not holds():
         assert time.monotonic() < end, "it did not come"
         await asyncio.sleep(0.01)
-
-
-def is_gone(process_id: int) -> bool:
-    """Whether a process has ended, its parent aside."""
-    try:
-        return psutil.Process(process_id).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_a_killed_engine_amid_200_streams_is_told_to_all_and_is_back_by_itself(launch: Launch) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -89,6 +90,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
+def _say(text: str) -> None:
+    """On standard error, if anybody can hear it: a full disk is no reason not to serve."""
+    with suppress(OSError):
+        # In one piece: the log writes to the same place, from a thread of its own.
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
 async def _serve(options: ServeOptions, make_app: MakeApp, logs: LineWriter) -> int:
     from ..server.server_process import ServerProcess
 
@@ -107,7 +116,7 @@ async def _serve(options: ServeOptions, make_app: MakeApp, logs: LineWriter) -> 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     try:
-        died = await server.run(lambda text: print(text, file=sys.stderr, flush=True))
+        died = await server.run(_say)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import BlocktableError, EngineDeadError
 from ..text.tokenizer_parts import TokenizerParts
@@ -23,6 +23,8 @@ from .packed_map import BlockMap
 
 logger = logging.getLogger("blocktable.requests")
 
+T = TypeVar("T")
+
 MAX_TENANTS = 64
 OTHER = "other"
 
@@ -30,7 +32,8 @@ OTHER = "other"
 class RequestFigures:
     """Of all requests since the server started."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, logs_prompts: bool = False) -> None:
+        self.logs_prompts = logs_prompts
         self.first_token_s = Histogram(FIRST_S)
         self.between_tokens_s = Histogram(SHORT_S)
         self.per_output_token_s = Histogram(SHORT_S)
@@ -39,6 +42,8 @@ class RequestFigures:
         self.output_tokens = Histogram(COUNTS)
         self.max_tokens = Histogram(COUNTS)
         self.num_open = 0
+        self.num_faults = 0
+        """Times that noting something failed."""
         self.ends: Counter[str] = Counter()
         """Requests by how they ended: a finish reason, `left` by the client, or the name of an error."""
         self.tenant_ends: Counter[tuple[str, str]] = Counter()
@@ -89,7 +94,7 @@ class WatchedRequest:
         self.num_outputs += count
         self.num_cached = piece.num_cached_tokens or 0
 
-    def ended(self, how: str, *, shows_prompt: bool) -> None:
+    def ended(self, how: str) -> None:
         """It is over."""
         figures, request = self._figures, self.request
         whole_s = time.monotonic() - self.begun_s
@@ -120,7 +125,7 @@ class WatchedRequest:
             output_tokens=self.num_outputs,
             first_token_s=None if self.first_s is None else round(self.first_s - self.begun_s, 6),
             whole_s=round(whole_s, 6),
-            prompt_token_ids=request.prompt_token_ids if shows_prompt else None,
+            prompt_token_ids=request.prompt_token_ids if figures.logs_prompts else None,
         )
 
 
@@ -128,9 +133,8 @@ class WatchedClient:
     """An `EngineClient` whose requests are watched; everything else goes through as it is."""
 
     def __init__(self, client: EngineClient, *, logs_prompts: bool = False) -> None:
-        self.figures = RequestFigures()
+        self.figures = RequestFigures(logs_prompts=logs_prompts)
         self._client = client
-        self._logs_prompts = logs_prompts
 
     @property
     def info(self) -> EngineInfo:
@@ -154,7 +158,7 @@ class WatchedClient:
         try:
             async with aclosing(self._client.generate(request)) as pieces:
                 async for piece in pieces:
-                    watched.saw(piece)
+                    self._guarded(watched.saw, piece)
                     if piece.finish_reason is not None:
                         how = piece.finish_reason
                     yield piece
@@ -163,7 +167,16 @@ class WatchedClient:
             raise
         finally:
             self.figures.num_open -= 1
-            watched.ended(how, shows_prompt=self._logs_prompts)
+            self._guarded(watched.ended, how)
+
+    def _guarded(self, note: Callable[[T], None], what: T) -> None:
+        """Note something. A fault in the books is counted and stops nobody's answer."""
+        try:
+            note(what)
+        except Exception as error:
+            self.figures.num_faults += 1
+            if self.figures.num_faults == 1:
+                logger.error("the books of requests have a fault", exc_info=error)
 
     async def snapshot(self) -> dict[str, Any]:
         return await self._client.snapshot()

@@ -28,4 +28,4 @@ def start_report(info: EngineInfo, addresses: dict[str, str]) -> str:
         ("at once", f"{fits} tokens (at most {info.max_num_seqs} run, {info.max_waiting} wait, {info.policy})"),
         *addresses.items(),
     ]
-    return "\n".join(f"{name:<10} {value}" for name, value in rows)
+    return "\n".join(f"{name:<11} {value}" for name, value in rows)
