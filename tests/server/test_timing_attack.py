@@ -19,7 +19,9 @@ from tests.engine.faults import faulty_model
 from .conftest import MakeServer
 from .live import Live
 
-S_PER_TOKEN = 0.001
+S_PER_TOKEN = 0.003
+"""So that a prompt takes far longer than a busy machine holds up a request."""
+
 PROMPT = 48
 
 
@@ -58,18 +60,18 @@ def test_inside_one_domain_the_clock_tells_what_was_asked(
     make_async: Callable[..., AsyncLLM], serve: MakeServer, rng: random.Random, tell: Callable[[str], None]
 ) -> None:
     """Isolation off: both keys are one tenant's."""
-    found = mount(make_async, serve, "victim", 60, rng)
-    tell(f"timing attack inside one domain: AUC {found:.3f} over 60 probes")
+    found = mount(make_async, serve, "victim", 40, rng)
+    tell(f"timing attack inside one domain: AUC {found:.3f} over 40 probes")
     assert found >= 0.9
 
 
 def test_across_tenants_the_clock_tells_nothing(
     make_async: Callable[..., AsyncLLM], serve: MakeServer, rng: random.Random, tell: Callable[[str], None]
 ) -> None:
-    """With 60 probes chance alone has a standard deviation of 0.075 around one half."""
-    found = mount(make_async, serve, "attacker", 60, rng)
-    tell(f"timing attack across tenants: AUC {found:.3f} over 60 probes")
-    assert 0.2 <= found <= 0.8
+    """With 40 probes chance alone has a standard deviation of 0.092 around one half."""
+    found = mount(make_async, serve, "attacker", 40, rng)
+    tell(f"timing attack across tenants: AUC {found:.3f} over 40 probes")
+    assert 0.15 <= found <= 0.85
 
 
 @pytest.mark.slow

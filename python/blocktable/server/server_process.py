@@ -159,7 +159,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         app,
         log_config=None,
         access_log=False,
-        lifespan="off",
+        lifespan="on",
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=GRACE_S,

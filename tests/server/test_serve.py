@@ -1,0 +1,98 @@
+"""Promise: `blocktable serve`, as an operator runs it, answers the official client: a model's directory, a file of keys, two
+processes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from blocktable.server.tenants import new_key
+
+from .live import wait_until
+
+PATIENCE_S = 120
+
+
+class Command:
+    """The command, ready, and the keys of two tenants."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.keys, lines = zip(*(new_key(tenant) for tenant in ("first", "second")))
+        (folder / "keys").write_text("\n".join(lines))
+        command = [sys.executable, "-m", "blocktable", "serve", str(model), "--served-model-name", "tiny", "--port", "0"]
+        command += ["--admin-port", "0", "--api-key-file", str(folder / "keys"), "--num-blocks", "256", "--block-size", "8"]
+        command += ["--no-self-check", "--num-threads", "1", "--max-answers", "8"]
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+        wait_until(lambda: "ready after" in self.log.read_text() or self.process.poll() is not None, "it does not start")
+        found = re.search(r"serves at +(\S+)", self.log.read_text())
+        assert found, self.log.read_text()
+        self.url = found[1]
+
+    def client(self, tenant: int = 0) -> openai.OpenAI:
+        http = httpx.Client(trust_env=False, verify=False)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.keys[tenant], max_retries=0, http_client=http)
+
+
+@pytest.fixture(scope="module")
+def command(tiny_model: Any, tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    model = tmp_path_factory.mktemp("model")
+    tiny_model.save_pretrained(model)
+    tiny_tokenizer.save_pretrained(model)
+    one = Command(tmp_path_factory.mktemp("serve"), model)
+    yield one
+    one.process.send_signal(signal.SIGTERM)
+    assert one.process.wait(PATIENCE_S) == 0
+
+
+def test_a_chat_is_streamed_and_is_the_same_in_one_piece(command: Command) -> None:
+    with command.client() as client:
+        ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 40}
+        whole = client.chat.completions.create(**ask)
+        stream = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert "".join(piece.choices[0].delta.content for piece in stream[:-1]) == whole.choices[0].message.content
+    assert stream[-1].usage.completion_tokens == whole.usage.completion_tokens == 40
+
+
+def test_two_tenants_share_nothing_across_the_processes(command: Command) -> None:
+    def cached(tenant: int) -> int:
+        with command.client(tenant) as client:
+            answer = client.completions.create(model="tiny", prompt=list(range(100, 180)), max_tokens=1)
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    assert [cached(0), cached(1), cached(0), cached(1)] == [0, 0, 79, 79]
+
+
+def test_refusals_are_the_same_as_in_one_process(command: Command) -> None:
+    with command.client() as client:
+        with pytest.raises(openai.BadRequestError, match="not served yet") as caught:
+            client.completions.create(model="tiny", prompt="x", logprobs=1)
+        assert caught.value.param == "logprobs"
+        with pytest.raises(openai.BadRequestError, match="more than 8"):
+            client.completions.create(model="tiny", prompt="x", n=9)
+        with pytest.raises(openai.BadRequestError) as only_the_engine_knows:
+            client.completions.create(model="tiny", prompt="x", extra_body={"priority": 5})
+        assert only_the_engine_knows.value.param == "priority"
+    answer = httpx.get(f"{command.url}/v1/models", trust_env=False)
+    assert answer.status_code == 401
+    assert httpx.get(f"{command.url}/livez", trust_env=False).status_code == 200
+
+
+def test_the_log_has_a_line_for_each_request_and_no_prompt(command: Command) -> None:
+    with command.client(1) as client:
+        client.completions.create(model="tiny", prompt="a secret of the client", max_tokens=1)
+    wait_until(lambda: "second" in command.log.read_text(), "no line came")
+    text = command.log.read_text()
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert any(line.get("tenant") == "second" for line in lines)
+    assert "secret" not in text
