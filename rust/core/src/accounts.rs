@@ -69,6 +69,12 @@ impl Scheduler {
         self.set_account(seat, Account { held, ..self.asks[seat].account });
     }
 
+    /// The tables of the request at `seat` got `taken` blocks more, `own` of all that it took promised before.
+    pub(crate) fn hold_more(&mut self, seat: usize, taken: u32, own: u32) {
+        let account = self.asks[seat].account;
+        self.set_account(seat, Account { held: account.held + taken - own, ..account });
+    }
+
     /// The request at `seat` holds nothing any more.
     pub(crate) fn close_account(&mut self, seat: usize) {
         self.set_account(seat, Account::default());

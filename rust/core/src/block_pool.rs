@@ -17,6 +17,7 @@ use crate::retention::Kept;
 use crate::shares::{self, DomainShare, Shares};
 use crate::watch::Watch;
 
+mod ahead;
 mod audit;
 mod content;
 mod parked;

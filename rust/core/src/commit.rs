@@ -49,28 +49,28 @@ impl Scheduler {
         self.pool.tell_time(now_us);
         self.timelines.tell_time(now_us);
         self.pool.end_leases(step);
-        let mut sample = 0;
-        for at in 0..self.flight.of(step).entries.len() {
-            let entry = self.flight.of(step).entries[at];
+        self.pool.read_to_publish(&self.flight.of(step).pending);
+        let entries = self.flight.of(step).entries.len();
+        let (mut at, mut sample) = (0, 0);
+        while at < entries {
+            let (count, end) = self.commit_decodes(step, at, tokens, &starts[sample..]);
+            committed.accepted += count;
+            (at, sample) = (at + count, sample + count);
+            if let Some((seat, end)) = end {
+                self.commit_end(seat, end, committed);
+                continue;
+            }
+            let (here, Some(&entry)) = (at, self.flight.of(step).entries.get(at)) else { break };
+            at += 1;
             let mut token = None;
             if entry.samples {
                 token = tokens[starts[sample] as usize..starts[sample + 1] as usize].first().copied();
                 sample += 1;
             }
-            if entry.is_ordinary()
-                && let Some(token) = token
-                && let Some(end) = self.commit_ordinary(&entry, token as TokenId)
-            {
-                committed.accepted += 1;
-                if let Some(end) = end {
-                    self.commit_end(entry.seat(), end, committed);
-                }
-                continue;
-            }
             let drafts = self.flight.of(step).rare(&entry).drafts.len();
             if drafts > 0 {
                 let given = Given { tokens, starts: &starts[sample - 1..=sample + drafts], first: sample - 1 };
-                self.commit_run(step, at, &given, now_us, committed);
+                self.commit_run(step, here, &given, now_us, committed);
                 sample += drafts;
                 continue;
             }
@@ -80,7 +80,7 @@ impl Scheduler {
                 }
                 continue;
             }
-            self.confirm(step, at, entry.chunk() - usize::from(entry.samples && token.is_none()));
+            self.confirm(step, here, entry.chunk() - usize::from(entry.samples && token.is_none()));
             if let Some(token) = token {
                 committed.accepted += 1;
                 self.accept(entry.seat(), token as TokenId, now_us, committed);
@@ -300,17 +300,34 @@ impl Scheduler {
         request.push(token)
     }
 
-    /// One row and one token of a decode that completes no block, from the request's own lines; the end that it brings. `None` if it
-    /// takes more than that.
-    #[inline]
-    fn commit_ordinary(&mut self, entry: &Entry, token: TokenId) -> Option<Option<End>> {
-        let request = self.seats[entry.seat()].as_mut()?;
-        if request.epoch != entry.epoch || request.is_watched() || mutant::is_on(Mutant::WastedTokenShown) {
-            return None;
+    /// Commits the entries of step `step` from `at` on, as long as each is a row of a decode that completes no block and got its token:
+    /// from the requests' own lines. How many; and, if the last of them ended its request, its seat and how it ended. `starts` begins
+    /// with the sample of the first.
+    fn commit_decodes(
+        &mut self,
+        step: u64,
+        at: usize,
+        tokens: &[i64],
+        starts: &[i64],
+    ) -> (usize, Option<(usize, End)>) {
+        if mutant::is_on(Mutant::WastedTokenShown) {
+            return (0, None);
         }
-        let kept = entry.chunk() + usize::from(mutant::is_on(Mutant::CountOneTooMany));
-        request.land(entry.chunk(), kept, true);
-        Some(request.push(token))
+        let mut count = 0;
+        for (entry, brought) in self.flight.of(step).entries[at..].iter().zip(starts.windows(2)) {
+            let Some(request) = self.seats[entry.seat()].as_mut() else { break };
+            let is_ordinary = entry.samples && entry.is_ordinary() && !request.is_watched();
+            if !is_ordinary || brought[0] == brought[1] || request.epoch != entry.epoch {
+                break;
+            }
+            let kept = entry.chunk() + usize::from(mutant::is_on(Mutant::CountOneTooMany));
+            request.land(entry.chunk(), kept, true);
+            count += 1;
+            if let Some(end) = request.push(tokens[brought[0] as usize] as TokenId) {
+                return (count, Some((entry.seat(), end)));
+            }
+        }
+        (count, None)
     }
 
     pub(crate) fn commit_end(&mut self, seat: usize, end: End, committed: &mut Committed) {
@@ -343,20 +360,25 @@ impl Scheduler {
         if starts[0] != 0 {
             return invalid("starts", starts[0], "must begin with 0".to_owned());
         }
-        if let Some(pair) = starts.windows(2).find(|pair| !(0..=1).contains(&pair[1].wrapping_sub(pair[0]))) {
-            return invalid(
-                "starts",
-                pair[1],
-                format!("each sample gets 0 or 1 tokens: must be {0} or {0} + 1", pair[0]),
-            );
+        let counts = || starts.iter().zip(&starts[1..]).map(|(start, end)| end.wrapping_sub(*start));
+        if !are_up_to(1, counts()) {
+            let at = counts().position(|count| !(0..=1).contains(&count)).unwrap_or_default();
+            let bound = format!("each sample gets 0 or 1 tokens: must be {0} or {0} + 1", starts[at]);
+            return invalid("starts", starts[at + 1], bound);
         }
         if starts[samples] != tokens.len() as i64 {
             return invalid("token_ids", tokens.len() as i64, format!("starts end at {}", starts[samples]));
         }
-        let vocab = i64::from(self.config.vocab_size);
-        if let Some(&id) = tokens.iter().find(|&&id| !(0..vocab).contains(&id)) {
-            return invalid("token_ids", id, format!("must be 0..={} for this vocabulary", vocab - 1));
+        let last = i64::from(self.config.vocab_size) - 1;
+        if !are_up_to(last, tokens.iter().copied()) {
+            let id = tokens.iter().copied().find(|id| !(0..=last).contains(id)).unwrap_or_default();
+            return invalid("token_ids", id, format!("must be 0..={last} for this vocabulary"));
         }
         Ok(())
     }
+}
+
+/// Whether all numbers are `0..=most`: neither they nor what is left to `most` is negative. Looks at all, many at a time.
+fn are_up_to(most: i64, numbers: impl Iterator<Item = i64>) -> bool {
+    numbers.fold(0, |signs, number| signs | number | most.wrapping_sub(number)) >= 0
 }

@@ -3,6 +3,8 @@
 //! Before: a plan begins and says what time it is. After: nobody lives whose deadline is `now_us` or earlier. Those with a deadline
 //! stand in a heap, so a plan looks only at who is due, and at the next one.
 
+use std::hint::black_box;
+
 use crate::mutant::{self, Mutant};
 use crate::rank::Ask;
 use crate::request::End;
@@ -55,11 +57,27 @@ impl Scheduler {
         if mutant::is_on(Mutant::NeverExpires) {
             return;
         }
+        let mut due = std::mem::take(&mut self.due);
         while let Some(seat) = self.expiries.due(now_us) {
+            self.expiries.clear(seat);
+            due.push(seat);
+        }
+        // What waited long is far away: fetched side by side before the first of them is looked at.
+        black_box(due.iter().fold(0, |seen, &seat| seen ^ self.glance(seat)));
+        for &seat in &due {
             let never_admitted = self.asks[seat].turn.queue_deadline_us <= now_us;
             let end = if never_admitted { End::Refused } else { End::Expired };
             let id = self.request(seat).id;
             self.leave(id, end);
         }
+        due.clear();
+        self.due = due;
+    }
+
+    /// Reads what the end of the request at `seat` needs, and makes something of it.
+    fn glance(&self, seat: usize) -> u64 {
+        let request = self.request(seat);
+        let noted = self.timelines.ring(seat).last().map_or(0, |record| record.step);
+        request.id.0 ^ request.num_outputs() as u64 ^ noted ^ self.asks[seat].backlog.tokens
     }
 }

@@ -3,6 +3,8 @@
 //! A running request that decodes gets its one token; a prefill gets what the budget leaves after one token for each decode behind it.
 //! There are never more rows than tokens in the budget, so every decode moves in every step, and so does the first prefill.
 
+use std::hint::black_box;
+
 use crate::error::{Error, Result};
 use crate::events::Content;
 use crate::flight::Entry;
@@ -49,6 +51,7 @@ impl Scheduler {
         self.pay_debts();
         self.displace();
         let made_room = self.counters.preemptions > preemptions_before;
+        self.pool.read_to_take(std::mem::take(&mut self.num_filled));
         self.plan_running(&mut budget);
         let has_preempted = self.counters.preemptions > preemptions_before;
         if made_room && self.refused.is_none() {
@@ -70,6 +73,7 @@ impl Scheduler {
         self.tell_forks();
         self.charge_step();
         self.drain.end(now_us, self.waiting.len() > 0);
+        self.clear_up();
         self.steps += 1;
         self.take_off();
         let room = self.layout.ended.len() / 2;
@@ -89,31 +93,25 @@ impl Scheduler {
         let (start, end) = (request.next(), request.next() + chunk);
         let (token, source) = request.next_token();
         let samples = end == request.num_tokens_to_come();
-        let draft = &mut self.draft;
-        draft.seq_slots.push(row.index() as i32);
-        draft.seq_lens.push(end as i32);
+        let rows = self.draft.more(1, chunk, usize::from(samples));
+        let tokens = rows.first_token + chunk;
+        rows.seq_slots[0] = row.index() as i32;
+        rows.seq_lens[0] = end as i32;
+        rows.query_ends[0] = tokens as i32;
+        if samples {
+            rows.sample_rows[0] = tokens as i32 - 1;
+            rows.sample_requests[0] = request.id.0 as i64;
+        }
+        let sample = samples.then_some(rows.first_sample);
         if chunk == 1 && samples {
-            draft.token_ids.push(token as i32);
-            draft.token_sources.push(source);
+            (rows.token_ids[0], rows.token_sources[0]) = (token as i32, source);
         } else {
             request.settle();
-            draft.token_ids.extend(request.tokens()[start..end].iter().map(|&token| token as i32));
-            draft.token_sources.resize(draft.token_ids.len(), -1);
+            let known = &request.tokens()[start..end];
+            rows.token_ids.iter_mut().zip(known).for_each(|(to, &token)| *to = token as i32);
+            rows.token_sources.fill(-1);
         }
-        draft.put_rows(request, start..end, size);
-        if mutant::is_on(Mutant::ShortSlot) {
-            let first = draft.slots.len() - chunk;
-            for i in first + 1..draft.slots.len() {
-                draft.slots[i] = draft.slots[i - 1] + 1;
-            }
-        }
-        let tokens = draft.token_ids.len();
-        draft.query_starts.push(tokens as i32);
-        let sample = samples.then_some(draft.sample_rows.len());
-        if samples {
-            draft.sample_rows.push(tokens as i32 - 1);
-            draft.sample_requests.push(request.id.0 as i64);
-        }
+        self.draft.put_rows(request, start..end, size);
         let step = self.steps + 1;
         let flight = self.flight.of_mut(step);
         let entry = flight.entries.len();
@@ -122,8 +120,7 @@ impl Scheduler {
         let (copied, partial) = (std::mem::take(&mut self.copied), std::mem::take(&mut self.partial_rows));
         flight.entries.push(Entry::new(seat, request.epoch, start, chunk, samples));
         if samples && chunk == 1 {
-            let at_end = if mutant::is_on(Mutant::PublishPartial) { size.tokens() } else { self.rows_at_end };
-            request.foresee(start, size, at_end);
+            request.foresee(start, size);
         }
         if copied || !shared.is_empty() {
             let rare = flight.rare_mut(entry);
@@ -145,32 +142,72 @@ impl Scheduler {
     /// Adds the running requests from position `at` on, as long as each decodes inside a block of its own and there is budget: one token
     /// for each, from two cache lines of each. The position of the first that needs a closer look.
     fn schedule_decodes(&mut self, at: usize, budget: &mut usize) -> usize {
-        let (step, at_end) = (self.steps + 1, self.rows_at_end);
-        let (draft, entries) = (&mut self.draft, &mut self.flight.of_mut(step).entries);
-        let mut tokens = draft.token_ids.len() as i32;
+        let (step, has_keys) = (self.steps + 1, self.config.enable_prefix_caching);
+        let running = &self.running[at..];
+        let most = running.len().min(*budget);
+        let rows = self.draft.more(most, most, most);
+        let entries = &mut self.flight.of_mut(step).entries;
         let mut wasted = 0;
         let mut count = 0;
-        for &seat in self.running[at..].iter().take(*budget) {
+        while count < most {
+            let seat = running[count];
             let Some(request) = &mut self.seats[seat] else { break };
             let Some(next) = request.next_row() else { break };
-            request.fly(step, entries.len(), 1, Some(draft.sample_rows.len()));
-            draft.seq_slots.push(next.row.index() as i32);
-            draft.seq_lens.push(next.position as i32 + 1);
-            draft.token_ids.push(next.token as i32);
-            draft.token_sources.push(next.source);
-            draft.positions.push(next.position as i32);
-            draft.slots.push(next.slot);
-            draft.sample_rows.push(tokens);
-            draft.sample_requests.push(next.id.0 as i64);
-            tokens += 1;
-            draft.query_starts.push(tokens);
+            request.fly(step, entries.len(), 1, Some(rows.first_sample + count));
+            rows.seq_slots[count] = next.row.index() as i32;
+            rows.seq_lens[count] = next.position as i32 + 1;
+            rows.token_ids[count] = next.token as i32;
+            rows.token_sources[count] = next.source;
+            rows.positions[count] = next.position as i32;
+            rows.slots[count] = next.slot;
+            rows.sample_requests[count] = next.id.0 as i64;
+            rows.sample_rows[count] = (rows.first_token + count) as i32;
+            rows.query_ends[count] = (rows.first_token + count) as i32 + 1;
             entries.push(Entry::new(seat, next.epoch, next.position, 1, true));
-            wasted += next.room + at_end - 1;
+            wasted += next.room;
             count += 1;
+            if next.room > 0 {
+                continue;
+            }
+            self.num_filled += 1;
+            if !has_keys {
+                continue;
+            }
+            if next.source < 0 || mutant::is_on(Mutant::KeyBeforeToken) {
+                self.filled.push(seat);
+            } else {
+                // The commit that brings the token names the block that it completes.
+                request.watch();
+            }
         }
+        self.draft.give_back(most - count);
         self.counters.wasted_rows_sum += wasted as u64;
         *budget -= count;
         at + count
+    }
+
+    /// Names the blocks that decodes have filled since this was called last. Whoever looks at names calls it before.
+    pub(crate) fn name_filled(&mut self) {
+        let filled = std::mem::take(&mut self.filled);
+        black_box(filled.iter().fold(0, |seen, &seat| seen ^ self.request(seat).glance()));
+        for &seat in &filled {
+            let request = self.seats[seat].as_mut().expect("a seat in use");
+            if !request.is_mixed && !mutant::is_on(Mutant::KeyBeforeToken) {
+                request.extend_keys(&mut self.hasher, request.next());
+            }
+        }
+        let name = |&seat: &usize| {
+            let request = self.request(seat);
+            let at = self.block_size.full_blocks(request.next()) - 1;
+            request.keys.get(at).map(|key| (request.table.blocks()[at], key))
+        };
+        self.pool.read_to_name(filled.iter().filter_map(name));
+        for &seat in &filled {
+            let end = self.request(seat).next();
+            self.name_completed(seat, end - 1, end);
+        }
+        self.filled = filled;
+        self.filled.clear();
     }
 
     /// Makes the keys of the blocks that rows `start..end` complete, and notes the block that comes next.
@@ -262,7 +299,10 @@ impl Scheduler {
             let first = at.min(self.running.len());
             at = self.schedule_decodes(first, budget);
             decodes_behind = decodes_behind.map(|behind: usize| behind - (at - first));
-            let Some(&seat) = self.running.get(at) else { return };
+            let Some(&seat) = self.running.get(at) else {
+                self.name_filled();
+                return;
+            };
             let chunk = self.chunk_at(at, *budget, &mut decodes_behind);
             if chunk == 0 {
                 let budget = self.config.max_num_batched_tokens;
@@ -272,7 +312,12 @@ impl Scheduler {
                 continue;
             }
             match self.grow(at, self.request(seat).next() + chunk) {
+                Growth::Fits if self.foresees(seat) => {
+                    // It decodes in a block of its own from here on, and is counted there.
+                    decodes_behind = decodes_behind.map(|behind| behind + 1);
+                }
                 Growth::Fits => {
+                    self.name_filled();
                     if self.request(seat).drafts.is_empty() || !self.put_off(seat) {
                         self.schedule(seat, chunk, 0..0);
                     }
@@ -316,6 +361,17 @@ impl Scheduler {
                 }
             }
         }
+    }
+
+    /// Whether the next row of a running request, which has its block, can be planned as [`Scheduler::schedule_decodes`] does it.
+    fn foresees(&mut self, seat: usize) -> bool {
+        let (size, copied) = (self.block_size, self.copied);
+        let request = self.seats[seat].as_mut().expect("a seat in use");
+        if copied || !request.is_decoding() || !request.drafts.is_empty() {
+            return false;
+        }
+        request.foresee(request.next(), size);
+        request.next_row().is_some()
     }
 
     /// Tokens for the running request at position `at`, of `budget` that are left. `decodes_behind` is counted at the first prefill
@@ -375,11 +431,11 @@ impl Scheduler {
         if flight.entries.is_empty() {
             return;
         }
-        flight.samples = self.draft.sample_rows.len();
+        flight.samples = self.draft.num_samples();
         self.count_idle_sharers();
         let held = u64::from(self.pool.num_held());
         self.counters.steps += 1;
-        self.counters.scheduled_tokens += self.draft.token_ids.len() as u64;
+        self.counters.scheduled_tokens += self.draft.num_tokens() as u64;
         self.counters.taken_rows_sum += held * u64::from(self.config.block_size);
         self.counters.peak_blocks = self.counters.peak_blocks.max(held);
     }

@@ -46,6 +46,7 @@ impl Scheduler {
             if missing_in_all.saturating_sub(own) > self.room_of_tenant(&self.asks[seat])
                 && !mutant::is_on(Mutant::QuotaExceeded)
             {
+                self.name_filled();
                 match self.victim_of_tenant(seat).filter(|_| self.lookahead_in_flight() == 0) {
                     Some(victim) => {
                         self.note_preemption(victim, seat);
@@ -64,9 +65,10 @@ impl Scheduler {
                 let first = self.copy_tail(seat).unwrap_or(self.request(seat).table.len());
                 self.take_blocks(seat, missing as u32, own);
                 self.note_change(seat, first);
-                self.recount(seat);
+                self.hold_more(seat, missing_in_all, own);
                 return Growth::Fits;
             }
+            self.name_filled();
             let short = beyond - unpromised;
             if self.unname_tail(seat) || self.take_room_below(seat) {
                 continue;

@@ -2,10 +2,9 @@
 //!
 //! Before: [`BlockPool`](crate::block_pool::BlockPool) publishes, withdraws and forgets. Several blocks may carry one key
 //! (two sequences computed the same content at once); a lookup returns the first published that still lives (design 5).
-//! Blocks of one key form a ring through two arrays of ids, oldest first. An entry names a block whose own stored key equals
-//! that entry: see [`PrefixIndex::audit`].
-
-use hashbrown::HashTable;
+//! Blocks of one key form a ring: the published ones first, then the pending ones, each oldest first. The first blocks of all rings stand
+//! in a hash table of chains that run through the blocks themselves, so that naming a block touches one bucket beside its own words,
+//! and no name is ever copied: see [`PrefixIndex::audit`].
 
 use crate::error::{Error, Result};
 use crate::events::{Content, Event, EventLog};
@@ -17,27 +16,35 @@ use crate::watch::Watch;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyState {
     /// No name: the content is partial, private or gone.
-    Unnamed,
+    Unnamed = 0,
     /// The step in flight writes its last row. Steps may share it; nothing may copy, announce or evict it.
     Pending,
     /// All rows are confirmed. It will not change until the block is handed out again.
     Published,
 }
 
-/// A block's neighbours among the blocks of its key.
-type Ring = [u32; 2];
+/// Words of a block: its neighbours in the ring of its key; the next block in the chain of its bucket, if it is the first of its ring; and
+/// its state, with the tag of its key in the other bits, so that a walk along a chain looks at no other block's key.
+type Links = [u32; 4];
 const PREV: usize = 0;
 const NEXT: usize = 1;
+const CHAIN: usize = 2;
+const STATE: usize = 3;
+
+/// The bits of a state.
+const STATES: u32 = 3;
+
+/// The end of a chain: the null block, which never has a name.
+const NONE: u32 = 0;
 
 /// The keys of all blocks, and the way back from a key to its blocks.
 pub struct PrefixIndex {
     /// The bytes of keys: zeroed memory that is not written before it is used, so that a large pool is cheap to make.
     keys: Box<[[u8; 32]]>,
-    states: Box<[KeyState]>,
     /// Zeroed likewise.
-    rings: Box<[Ring]>,
-    pending: HashTable<u32>,
-    published: HashTable<u32>,
+    links: Box<[Links]>,
+    /// The first block of the chain of each bucket: a power of two, and a half more than the blocks at least.
+    buckets: Box<[u32]>,
     num_published: u32,
     /// Told of every change of the set of published keys, if anybody wants to know.
     events: Option<Box<EventLog>>,
@@ -52,10 +59,8 @@ impl PrefixIndex {
         let n = num_blocks as usize;
         PrefixIndex {
             keys: bytemuck::zeroed_slice_box(n),
-            states: vec![KeyState::Unnamed; n].into(),
-            rings: bytemuck::zeroed_slice_box(n),
-            pending: HashTable::new(),
-            published: HashTable::with_capacity(n),
+            links: bytemuck::zeroed_slice_box(n),
+            buckets: bytemuck::zeroed_slice_box((n + n / 2).next_power_of_two()),
             num_published: 0,
             events: None,
             watch: Watch::default(),
@@ -64,7 +69,7 @@ impl PrefixIndex {
 
     /// From now on, when nothing is named yet, `events` is told of every change of the set of published keys.
     pub fn record(&mut self, events: EventLog) {
-        debug_assert!(self.pending.is_empty() && self.published.is_empty());
+        debug_assert!(self.buckets.iter().all(|&first| first == NONE));
         self.events = Some(Box::new(events));
     }
 
@@ -77,7 +82,7 @@ impl PrefixIndex {
     /// State of the name of `block`'s content. A block that this pool does not have has none.
     #[must_use]
     pub fn state(&self, block: BlockId) -> KeyState {
-        self.states.get(block.index()).copied().unwrap_or(KeyState::Unnamed)
+        self.links.get(block.index()).map_or(KeyState::Unnamed, state_in)
     }
 
     /// Every block, named or not.
@@ -100,11 +105,7 @@ impl PrefixIndex {
     /// The block that may serve `key`: the first published, else the first pending.
     #[must_use]
     pub fn lookup(&self, key: &Key) -> Option<(BlockId, KeyState)> {
-        let found = |table: &HashTable<u32>| table.find(key.short(), |&b| self.keys[b as usize] == key.0).copied();
-        if let Some(block) = found(&self.published) {
-            return Some((BlockId(block), KeyState::Published));
-        }
-        found(&self.pending).map(|block| (BlockId(block), KeyState::Pending))
+        self.first(key).map(|block| (BlockId(block), self.state(BlockId(block))))
     }
 
     /// Names the content that the step in flight completes in `block`. A block that has a name keeps it.
@@ -113,13 +114,13 @@ impl PrefixIndex {
             return;
         }
         self.keys[block.index()] = key.0;
-        self.join(block, KeyState::Pending);
+        self.join(block);
     }
 
     /// Says what `block`, which was just made pending under `key`, will hold. Only events need to know.
     pub fn describe(&mut self, block: BlockId, key: Key, content: Content<'_>) {
-        if let Some(events) = &mut self.events
-            && self.states.get(block.index()) == Some(&KeyState::Pending)
+        if self.state(block) == KeyState::Pending
+            && let Some(events) = &mut self.events
             && self.keys[block.index()] == key.0
         {
             events.describe(block, content);
@@ -134,8 +135,7 @@ impl PrefixIndex {
         if self.state(block) != KeyState::Pending {
             return;
         }
-        self.leave(block);
-        let is_first = self.join(block, KeyState::Published);
+        let is_first = self.confirm(block);
         self.num_published += 1;
         if let Some(events) = &mut self.events
             && (is_first || mutant::is_on(Mutant::EventPerBlock))
@@ -164,6 +164,27 @@ impl PrefixIndex {
         true
     }
 
+    /// Reads what is kept of `block`, and makes something of it. For [`BlockPool`](crate::block_pool::BlockPool) to read ahead.
+    pub(crate) fn glance(&self, block: BlockId) -> u32 {
+        let at = block.index();
+        u32::from(self.keys[at][0]) ^ self.links[at][NEXT]
+    }
+
+    /// The same of where `key` stands or would stand.
+    pub(crate) fn glance_at(&self, key: &Key) -> u32 {
+        self.buckets[self.bucket(key)]
+    }
+
+    /// The same of the first block that stands there.
+    pub(crate) fn glance_behind(&self, key: &Key) -> u32 {
+        self.links[self.glance_at(key) as usize][CHAIN]
+    }
+
+    /// The same of where the name of `block` stands.
+    pub(crate) fn glance_at_name(&self, block: BlockId) -> u32 {
+        self.glance_at(&self.key_at(block.index()))
+    }
+
     /// Runs `forget_all`, which gives every published key up and returns how many blocks lost one: told as one event.
     pub(crate) fn clear(&mut self, forget_all: impl FnOnce(&mut Self) -> u32) -> u32 {
         if let Some(events) = &mut self.events {
@@ -183,9 +204,9 @@ impl PrefixIndex {
         tell(Event::Cleared);
         let mut told = vec![false; self.keys.len()];
         let mut chain = Vec::new();
-        let of_key = |key: &Key| self.published.find(key.short(), |&b| self.keys[b as usize] == key.0).copied();
+        let of_key = |key: &Key| self.first(key).filter(|&block| self.is_published(block));
         let blocks = self.keys.len() - usize::from(mutant::is_on(Mutant::SnapshotForgetsOne));
-        for id in (0..blocks as u32).filter(|&id| self.states[id as usize] == KeyState::Published) {
+        for id in (0..blocks as u32).filter(|&id| self.is_published(id)) {
             let mut at = of_key(&self.key_at(id as usize));
             while let Some(block) = at.filter(|&block| !std::mem::replace(&mut told[block as usize], true)) {
                 chain.push(block);
@@ -200,9 +221,9 @@ impl PrefixIndex {
     /// Bytes that each block costs here.
     #[must_use]
     pub fn bytes_per_block(&self) -> f64 {
-        let table = self.published.allocation_size() as f64 / self.keys.len() as f64;
+        let buckets = size_of_val(&*self.buckets) as f64 / self.keys.len() as f64;
         let events = self.events.as_ref().map_or(0.0, |events| events.bytes_per_block());
-        (size_of::<Key>() + size_of::<KeyState>() + size_of::<Ring>()) as f64 + table + events
+        (size_of::<Key>() + size_of::<Links>()) as f64 + buckets + events
     }
 
     /// A4: every entry names a block whose own key equals it, and every named block is reached from its entry, once.
@@ -212,30 +233,41 @@ impl PrefixIndex {
     pub fn audit(&self) -> Result<()> {
         let wrong = |detail: String| Err(Error::Audit { check: "A4", detail });
         let mut reached = vec![false; self.keys.len()];
-        for (table, state) in [(&self.pending, KeyState::Pending), (&self.published, KeyState::Published)] {
-            for &first in table {
+        for (bucket, &head) in self.buckets.iter().enumerate() {
+            let mut first = head;
+            while first != NONE {
                 let key = self.keys[first as usize];
-                let mut block = first;
+                if self.bucket(&Key(key)) != bucket {
+                    return wrong(format!("block {first} stands in a bucket that is not its key's"));
+                }
+                let (mut block, mut before) = (first, KeyState::Published);
                 loop {
                     let at = block as usize;
-                    if self.keys[at] != key || self.states[at] != state {
-                        return wrong(format!("block {block} does not carry the {state:?} key of its entry"));
+                    let state = state_in(&self.links[at]);
+                    let is_named = state == KeyState::Pending || state == KeyState::Published && state == before;
+                    let has_tag = self.links[at][STATE] & !STATES == tag(&Key(key));
+                    if self.keys[at] != key || !has_tag || !is_named {
+                        return wrong(format!(
+                            "block {block} does not carry the key of its entry, or not in its order"
+                        ));
                     }
                     if std::mem::replace(&mut reached[at], true) {
                         return wrong(format!("block {block} is named twice"));
                     }
-                    block = self.rings[at][NEXT];
+                    (block, before) = (self.links[at][NEXT], state);
                     if block == first {
                         break;
                     }
                 }
+                first = self.links[first as usize][CHAIN];
             }
         }
-        let named = |at: usize| self.states[at] != KeyState::Unnamed;
+        let state = |at: usize| self.state(BlockId(at as u32));
+        let named = |at: usize| state(at) != KeyState::Unnamed;
         if let Some(at) = (0..reached.len()).find(|&at| named(at) != reached[at]) {
-            return wrong(format!("block {at} has a key in state {:?} that no entry names", self.states[at]));
+            return wrong(format!("block {at} has a key in state {:?} that no entry names", state(at)));
         }
-        let counted = self.states.iter().filter(|&&state| state == KeyState::Published).count();
+        let counted = self.links.iter().filter(|links| state_in(links) == KeyState::Published).count();
         if counted != self.num_published as usize {
             return wrong(format!("{counted} blocks are published, {} are counted", self.num_published));
         }
@@ -246,56 +278,153 @@ impl PrefixIndex {
         Key(self.keys[at])
     }
 
-    fn table(&mut self, state: KeyState) -> &mut HashTable<u32> {
-        match state {
-            KeyState::Pending => &mut self.pending,
-            _ => &mut self.published,
+    fn bucket(&self, key: &Key) -> usize {
+        key.short() as usize & (self.buckets.len() - 1)
+    }
+
+    /// The first block of `key`.
+    fn first(&self, key: &Key) -> Option<u32> {
+        let mut at = self.buckets[self.bucket(key)];
+        while at != NONE {
+            let links = &self.links[at as usize];
+            if links[STATE] & !STATES == tag(key) && self.keys[at as usize] == key.0 {
+                return Some(at);
+            }
+            at = links[CHAIN];
+        }
+        None
+    }
+
+    fn is_published(&self, id: u32) -> bool {
+        state_in(&self.links[id as usize]) == KeyState::Published
+    }
+
+    fn is_pending(&self, id: u32) -> bool {
+        state_in(&self.links[id as usize]) == KeyState::Pending
+    }
+
+    fn set_state(&mut self, id: u32, state: KeyState) {
+        let word = &mut self.links[id as usize][STATE];
+        *word = *word & !STATES | state as u32;
+    }
+
+    /// In the chain where it stands, the first block of a key gives its place to another one, or to [`NONE`]. False if it stands in none.
+    fn pass_on(&mut self, id: u32, to: u32) -> bool {
+        let bucket = self.bucket(&self.key_at(id as usize));
+        let (mut before, mut at) = (NONE, self.buckets[bucket]);
+        while at != id {
+            if at == NONE {
+                return false;
+            }
+            (before, at) = (at, self.links[at as usize][CHAIN]);
+        }
+        let mut next = self.links[id as usize][CHAIN];
+        if to != NONE {
+            self.links[to as usize][CHAIN] = next;
+            next = to;
+        }
+        match before {
+            NONE => self.buckets[bucket] = next,
+            before => self.links[before as usize][CHAIN] = next,
+        }
+        true
+    }
+
+    /// Puts `block`, whose key is set, at the end of its key's ring: it is pending.
+    fn join(&mut self, block: BlockId) {
+        let (id, key) = (block.get(), self.key_at(block.index()));
+        let Some(first) = self.first(&key) else {
+            let bucket = self.bucket(&key);
+            self.links[block.index()] = [id, id, self.buckets[bucket], tag(&key) | KeyState::Pending as u32];
+            self.buckets[bucket] = id;
+            self.watch.note(&key);
+            return;
+        };
+        self.links[block.index()][STATE] = tag(&key) | KeyState::Pending as u32;
+        let last = self.links[first as usize][PREV];
+        self.link(id, last, first);
+        if self.is_published(last) {
+            self.watch.note(&key);
         }
     }
 
-    /// Puts `block`, whose key is set, at the end of its key's ring in the table of `state`; true if it is the first.
-    fn join(&mut self, block: BlockId, state: KeyState) -> bool {
-        let key = self.key_at(block.index());
+    /// A pending block is published, behind those of its key that are; true if it is the first.
+    fn confirm(&mut self, block: BlockId) -> bool {
         let id = block.get();
-        self.states[block.index()] = state;
-        let (keys, table) = match state {
-            KeyState::Pending => (&self.keys, &mut self.pending),
-            _ => (&self.keys, &mut self.published),
-        };
-        let Some(&first) = table.find(key.short(), |&b| keys[b as usize] == key.0) else {
-            table.insert_unique(key.short(), id, |&b| Key(keys[b as usize]).short());
-            self.rings[block.index()] = [id, id];
-            self.watch.note(&key);
+        self.set_state(id, KeyState::Published);
+        if self.links[block.index()][NEXT] == id {
+            self.watch.note(&Key(self.keys[block.index()]));
             return true;
-        };
-        let last = self.rings[first as usize][PREV];
-        self.rings[block.index()] = [last, first];
-        self.rings[last as usize][NEXT] = id;
-        self.rings[first as usize][PREV] = id;
-        false
+        }
+        let key = self.key_at(block.index());
+        let first = self.first(&key).unwrap_or(id);
+        // The oldest pending block before it.
+        let mut oldest = id;
+        while oldest != first && self.is_pending(self.links[oldest as usize][PREV]) {
+            oldest = self.links[oldest as usize][PREV];
+        }
+        if oldest != id {
+            self.unlink(id);
+            self.link(id, self.links[oldest as usize][PREV], oldest);
+        }
+        let is_first = oldest == first;
+        if is_first && first != id {
+            self.pass_on(first, id);
+        }
+        let last = self.links[if is_first { id } else { first } as usize][PREV];
+        if is_first || self.is_published(last) {
+            self.watch.note(&key);
+        }
+        is_first
     }
 
-    /// Takes `block` out of its ring; the entry passes to the next block of the ring or goes: true if it goes.
+    /// Takes `block` out of its ring; its place in a chain passes to the next block of the ring or goes. True if no block of its key is left
+    /// that is pending, or published, as it was.
     fn leave(&mut self, block: BlockId) -> bool {
         let id = block.get();
-        let key = self.key_at(block.index());
-        let [prev, next] = self.rings[block.index()];
-        let state = std::mem::replace(&mut self.states[block.index()], KeyState::Unnamed);
-        let table = self.table(state);
-        if let Ok(mut entry) = table.find_entry(key.short(), |&b| b == id) {
-            if mutant::is_on(Mutant::OrphanEntry) {
-                // Planted: the entry goes on naming the block.
-            } else if next == id {
-                entry.remove();
-                self.watch.note(&key);
-            } else {
-                *entry.get_mut() = next;
-            }
+        let [prev, next, ..] = self.links[block.index()];
+        let state = self.state(block);
+        let is_like_it = |other: u32| other != id && self.state(BlockId(other)) == state;
+        let (before, behind) = (is_like_it(prev), is_like_it(next));
+        self.set_state(id, KeyState::Unnamed);
+        if mutant::is_on(Mutant::OrphanEntry) {
+            return next == id;
         }
-        self.rings[prev as usize][NEXT] = next;
-        self.rings[next as usize][PREV] = prev;
-        next == id
+        let was_first = self.pass_on(id, if next == id { NONE } else { next });
+        self.unlink(id);
+        let is_last = !behind && (was_first || !before);
+        if is_last {
+            self.watch.note(&Key(self.keys[block.index()]));
+        }
+        is_last
     }
+
+    /// Puts `id` between two neighbours.
+    fn link(&mut self, id: u32, prev: u32, next: u32) {
+        (self.links[id as usize][PREV], self.links[id as usize][NEXT]) = (prev, next);
+        self.links[prev as usize][NEXT] = id;
+        self.links[next as usize][PREV] = id;
+    }
+
+    /// Joins the neighbours of `id`.
+    fn unlink(&mut self, id: u32) {
+        let [prev, next, ..] = self.links[id as usize];
+        self.links[prev as usize][NEXT] = next;
+        self.links[next as usize][PREV] = prev;
+    }
+}
+
+fn state_in(links: &Links) -> KeyState {
+    match links[STATE] & STATES {
+        0 => KeyState::Unnamed,
+        1 => KeyState::Pending,
+        _ => KeyState::Published,
+    }
+}
+
+/// Bits of `key` that choose no bucket, but for those where a state stands.
+fn tag(key: &Key) -> u32 {
+    u32::from_le_bytes([key.0[8], key.0[9], key.0[10], key.0[11]]) & !STATES
 }
 
 #[cfg(test)]
@@ -337,6 +466,47 @@ mod tests {
         assert_eq!(index.lookup(&key(1)), Some((BlockId(2), KeyState::Published)));
         assert!(!index.forget(BlockId(1)), "a withdrawn key was never published");
         index.audit().unwrap();
+    }
+
+    #[test]
+    fn blocks_of_one_key_come_in_the_order_in_which_they_were_published() {
+        let mut index = PrefixIndex::new(8);
+        (1..5).for_each(|block| index.make_pending(BlockId(block), key(1)));
+        for (block, first) in [(3, 3), (1, 3), (4, 3)] {
+            index.publish(BlockId(block));
+            index.audit().unwrap();
+            assert_eq!(index.lookup(&key(1)), Some((BlockId(first), KeyState::Published)));
+        }
+        let ring: Vec<u32> = std::iter::successors(Some(3), |&block: &u32| {
+            Some(index.links[block as usize][NEXT]).filter(|&next| next != 3)
+        })
+        .collect();
+        assert_eq!(ring, [3, 1, 4, 2]);
+        for (block, next) in [(3, 1), (4, 1), (1, 2)] {
+            assert!(index.forget(BlockId(block)));
+            index.audit().unwrap();
+            assert_eq!(index.lookup(&key(1)).map(|(block, _)| block), Some(BlockId(next)));
+        }
+        assert_eq!(index.lookup(&key(1)), Some((BlockId(2), KeyState::Pending)));
+    }
+
+    #[test]
+    fn keys_of_one_bucket_stand_in_one_chain() {
+        let mut index = PrefixIndex::new(8);
+        let key = |n: u8| {
+            let mut bytes = [7; 32];
+            bytes[31] = n;
+            bytes[8] = n << 2;
+            Key(bytes)
+        };
+        (1..7).for_each(|block| index.make_pending(BlockId(block), key(block as u8 % 3)));
+        for block in [6, 4, 1, 3, 2, 5] {
+            index.audit().unwrap();
+            assert!((0..3).all(|n| index.lookup(&key(n)).is_none_or(|(at, _)| index.key(at) == Some(key(n)))));
+            assert!(index.lookup(&key(block as u8 % 3)).is_some());
+            index.forget(BlockId(block));
+        }
+        assert!(index.buckets.iter().all(|&first| first == NONE));
     }
 
     #[test]

@@ -113,39 +113,40 @@ pub struct Request {
     lists: Box<Lists>,
 }
 
-/// The rest of a request.
+/// The rest of a request. What the end of a block needs stands first, in two cache lines.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Lists {
     /// The table of the first group.
     pub(crate) table: BlockTable,
     /// Its tokens but the fresh ones.
     tokens: Vec<TokenId>,
-    pub(crate) prompt_len: usize,
-    pub(crate) limits: Limits,
-    /// Keys of the first full blocks of its tokens. Those of the prompt are there from submit on.
-    pub(crate) keys: Vec<Key>,
-    /// What the keys depend on beside the tokens.
-    pub(crate) chain: Chain,
-    /// What explains a miss, if that is wanted.
-    pub(crate) trail: Option<Box<Trail>>,
-    /// Why its prefix was found no further at the first admission.
-    pub(crate) miss: Option<Miss>,
-    /// The weights changed while it ran: its rows are of several versions, so none of them is published any more.
-    pub(crate) is_mixed: bool,
     /// The tables of the groups behind the first, as long as `table`.
     pub(crate) others: Box<[BlockTable]>,
+    /// Keys of the first full blocks of its tokens. Those of the prompt are there from submit on.
+    pub(crate) keys: Vec<Key>,
+    /// What explains a miss, if that is wanted.
+    pub(crate) trail: Option<Box<Trail>>,
+    /// What it asks for its blocks, if anything.
+    pub(crate) retention: Option<Box<Ranges>>,
     /// Blocks at the head of the tables whose content this request found or published.
     pub(crate) published: usize,
     /// Drafts for the next plan, which follow its last token, known or on its way.
     pub(crate) drafts: Vec<TokenId>,
+    pub(crate) prompt_len: usize,
     /// Blocks promised at admission and not yet taken.
     pub(crate) promised: u32,
+    /// The weights changed while it ran: its rows are of several versions, so none of them is published any more.
+    pub(crate) is_mixed: bool,
+    /// What the keys depend on beside the tokens.
+    pub(crate) chain: Chain,
+    pub(crate) limits: Limits,
+    /// Why its prefix was found no further at the first admission.
+    pub(crate) miss: Option<Miss>,
     pub(crate) preemptions: u32,
     pub(crate) submitted_us: u64,
     /// Prompt tokens found in the prefix cache at the first admission.
     pub(crate) cached: Option<usize>,
-    /// What it asks for its blocks, if anything.
-    pub(crate) retention: Option<Box<Ranges>>,
     /// Hit of the first look; used by a mutant only.
     pub(crate) first_hit: Option<usize>,
 }
@@ -242,6 +243,11 @@ impl Request {
         child
     }
 
+    /// Its lists, which are all the memory that it has.
+    pub(crate) fn into_lists(self) -> Box<Lists> {
+        self.lists
+    }
+
     /// How many tokens it has.
     pub(crate) fn num_tokens(&self) -> usize {
         self.len
@@ -273,7 +279,7 @@ impl Request {
         }
         let Place::Running(row) = self.place else { return None };
         let ((token, source), slot) = (self.next_token(), self.slot_base + position as i64);
-        let room = self.edge as usize - position;
+        let room = self.edge as usize - position - 1;
         Some(NextRow { row, position, token, source, slot, epoch: self.epoch, id: self.id, room })
     }
 
@@ -343,14 +349,14 @@ impl Request {
         self.watched = true;
     }
 
-    /// Row `position` of a decode was just planned with all that there is: what follows in its block, but for so many rows at its
-    /// end, needs no such look.
-    pub(crate) fn foresee(&mut self, position: usize, size: BlockSize, rows_at_end: usize) {
+    /// Row `position` of a decode, and what follows in its block, can be planned from these lines alone, if nobody else may write there.
+    pub(crate) fn foresee(&mut self, position: usize, size: BlockSize) {
         self.edge = 0;
         let number = size.full_blocks(position);
-        if number + 1 == self.table.len() && !self.asks_to_write && self.others.is_empty() {
+        let is_own = number + 1 == self.table.len() && !self.asks_to_write && self.others.is_empty();
+        if is_own && !mutant::is_on(Mutant::PublishPartial) {
             self.slot_base = (i64::from(self.table.blocks()[number].get()) - number as i64) * size.tokens() as i64;
-            self.edge = ((number + 1) * size.tokens() - rows_at_end) as u32;
+            self.edge = ((number + 1) * size.tokens()) as u32;
         }
     }
 
@@ -452,6 +458,13 @@ impl Request {
         if let Some(trail) = &mut self.trail {
             trail.restart();
         }
+    }
+
+    /// Reads the ends of its lists, which a call is about to need, and makes something of them.
+    pub(crate) fn glance(&self) -> u32 {
+        let Lists { table, tokens, keys, promised, .. } = &*self.lists;
+        let block = table.blocks().last().map_or(0, |block| block.get());
+        block ^ tokens.last().copied().unwrap_or(0) ^ keys.last().map_or(0, |key| u32::from(key.0[0])) ^ promised
     }
 
     /// Makes the missing keys of the full blocks of the first `tokens` tokens, by the fields that the prompt came with.

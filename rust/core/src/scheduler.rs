@@ -31,7 +31,7 @@ use crate::policy::{self, PolicyKind};
 use crate::queue_rules::PRIORITIES;
 use crate::rank::{Ask, Asked, Rank};
 use crate::reason::{Reason, saturated};
-use crate::request::{End, Limits, Place, Request};
+use crate::request::{End, Limits, Lists, Place, Request};
 use crate::retention::Ranges;
 use crate::stats::Counters;
 use crate::tenants::{self, Backlog, Tenants};
@@ -40,6 +40,9 @@ use crate::waiting_line::WaitingLine;
 
 /// Ended requests whose cached tokens are still known.
 const REMEMBERED: usize = 1024;
+
+/// Requests that ended whose memory one call gives back.
+const CLEARED_AT_ONCE: usize = 4;
 
 /// What is known of a request that ended.
 pub(crate) struct Remembered {
@@ -100,8 +103,10 @@ pub struct Scheduler {
     pub(crate) untold: Vec<(usize, RequestId)>,
     /// Running requests without a token in the plan under way that may share their last block.
     pub(crate) idle_sharers: Vec<usize>,
-    /// Rows at the end of a block whose plan needs a look at the whole request: the last one completes a key, if there are keys.
-    pub(crate) rows_at_end: usize,
+    /// Requests, by seat, whose row in the plan under way was the last of its block, which has no name yet. Kept for its memory.
+    pub(crate) filled: Vec<usize>,
+    /// Decodes that filled a block in the last plan, or in the one under way so far: each takes one in the next.
+    pub(crate) num_filled: usize,
     /// The request that is planned next writes to a block into which the step copies rows.
     pub(crate) copied: bool,
     /// Rows of a partial hit among those.
@@ -113,6 +118,11 @@ pub struct Scheduler {
     /// Ended since the last plan; those that had a row come first.
     pub(crate) ended: VecDeque<[i64; 2]>,
     pub(crate) ended_with_row: usize,
+    /// Requests, by seat, whose deadline is over in the plan under way. Kept for its memory.
+    pub(crate) due: Vec<usize>,
+    /// Memory of requests that ended: many may end in one step, so it is given back little by little.
+    #[expect(clippy::vec_box, reason = "what ends in a step is moved here, not copied")]
+    leavings: Vec<Box<Lists>>,
     /// Cached tokens of requests that ended, the newest last.
     remembered: VecDeque<Remembered>,
     /// What was published lately, if misses are to be explained.
@@ -176,13 +186,16 @@ impl Scheduler {
             leaving: Vec::new(),
             untold: Vec::new(),
             idle_sharers: Vec::new(),
-            rows_at_end: usize::from(config.enable_prefix_caching),
+            filled: Vec::with_capacity(rows as usize),
+            num_filled: 0,
             copied: false,
             partial_rows: 0,
             proposed: Vec::new(),
             drafting: Vec::new(),
             ended: VecDeque::new(),
             ended_with_row: 0,
+            due: Vec::new(),
+            leavings: Vec::new(),
             remembered: VecDeque::with_capacity(REMEMBERED),
             seen: (config.explain_misses && config.enable_prefix_caching).then(|| Seen::new(config.num_blocks)),
             misses: MissCounts::default(),
@@ -233,6 +246,7 @@ impl Scheduler {
                 trail.extend(&mut self.hasher, &prompt.tokens);
             }
         }
+        self.clear_up();
         self.pool.tell_time(now_us);
         let id = RequestId(self.next_id);
         self.next_id += 1;
@@ -488,6 +502,12 @@ impl Scheduler {
             }
             Place::Waiting => self.ended.push_back(record),
         }
+        self.leavings.push(request.into_lists());
+    }
+
+    /// Gives back the memory of a few requests that ended.
+    pub(crate) fn clear_up(&mut self) {
+        self.leavings.truncate(self.leavings.len().saturating_sub(CLEARED_AT_ONCE));
     }
 
     pub(crate) fn leave(&mut self, id: RequestId, end: End) -> bool {
@@ -522,7 +542,9 @@ impl Scheduler {
                 format!("must be 1..={longest} tokens for max_model_len {}", longest + 1),
             );
         }
-        if let Some(&id) = prompt.iter().find(|&&id| id >= vocab) {
+        // All at once, many at a time: nearly always all are right.
+        let is_wrong = prompt.iter().fold(false, |wrong, &id| wrong | (id >= vocab));
+        if is_wrong && let Some(&id) = prompt.iter().find(|&&id| id >= vocab) {
             return invalid("token_ids", id as usize, format!("must be 0..={} for this vocabulary", vocab - 1));
         }
         self.check_limits(limits)?;
