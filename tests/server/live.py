@@ -17,6 +17,7 @@ import httpx
 import openai
 import uvicorn
 
+from blocktable.server import reply
 from blocktable.server.app import make_app
 from blocktable.server.engine_client import EngineClient
 from blocktable.server.limits import Limits
@@ -40,12 +41,13 @@ class Faults(logging.Handler):
 class Live:
     """A server that runs. `faults` has what it logged as errors; a test that expects some clears it."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, limits: Limits) -> None:
         self.app = app
         self.faults = Faults()
         self._clients: list[httpx.Client] = []
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
+        reply.let_go_of_slow_readers(self._socket, limits.write_timeout_s)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(app, loop="asyncio", http="httptools", ws="none", log_config=None, access_log=False)
         self._server = uvicorn.Server(config)
@@ -76,6 +78,11 @@ class Live:
     def _run(self) -> None:
         asyncio.run(self._server.serve([self._socket]))
 
+    @property
+    def num_connections(self) -> int:
+        """That are open."""
+        return len(self._server.server_state.connections)
+
     def client(self, key: str | None = None, **options: Any) -> httpx.Client:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._clients.append(
@@ -98,7 +105,7 @@ def live(
 ) -> Iterator[Live]:
     """A server over this engine, ended afterwards; it fails if the server logged a fault."""
     app = make_app(Serving.of(engine, limits, names), tenants or Tenants())
-    server = Live(wrap(app))
+    server = Live(wrap(app), limits or Limits())
     server.start()
     try:
         yield server

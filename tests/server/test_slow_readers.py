@@ -1,6 +1,7 @@
 """Promise: a reader that takes nothing holds up nobody, costs bounded memory, and loses its stream in the end."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import AsyncGenerator
 
@@ -38,6 +39,25 @@ def is_given_up(server: Live, engine: FakeEngine) -> None:
 def test_a_reader_that_takes_nothing_is_given_up(serve: MakeServer) -> None:
     engine = FakeEngine(endless)
     is_given_up(serve(engine, limits=Limits(write_timeout_s=0.3)), engine)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no TCP_USER_TIMEOUT")
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_its_connection_goes_too(is_planted: bool, serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although what was written to it still waits for it. Planted: the system was not told, and it stays."""
+    if is_planted:
+        monkeypatch.setattr(reply, "let_go_of_slow_readers", lambda listener, write_timeout_s: None)
+    engine = FakeEngine(endless)
+    server = serve(engine, limits=Limits(write_timeout_s=0.3))
+    with open_request(server, "/v1/completions", {"prompt": [1], "stream": True}):
+        wait_until(lambda: len(engine.ended) == 1, "it was not given up")
+        if is_planted:
+            with pytest.raises(TimeoutError):
+                _only_a_second(lambda: server.num_connections == 0)
+        else:
+            wait_until(lambda: server.num_connections == 0, "the connection stays")
+    wait_until(lambda: server.num_connections == 0, "the connection stays although the reader has gone")
+    server.faults.records.clear()
 
 
 def test_a_server_that_waits_for_ever_is_caught(serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:

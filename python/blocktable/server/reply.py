@@ -7,6 +7,7 @@ Before: `endpoint.py` has what a route returned. After: uvicorn has messages of 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, Mapping
 
 import msgspec
@@ -60,6 +61,13 @@ async def send_events(send: Send, events: AsyncGenerator[bytes, None], write_tim
 
 class SlowReaderError(Exception):
     """A reader took nothing of its stream for too long."""
+
+
+def let_go_of_slow_readers(listener: socket.socket, write_timeout_s: float) -> None:
+    """Have the system drop a connection of this socket whose reader takes nothing for so long, also when its stream was given
+    up and what had been written waits for it. Where there is no such option (it is Linux's), that connection stays."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(write_timeout_s * 1000)))
 
 
 async def _next(events: AsyncGenerator[bytes, None]) -> bytes | None:

@@ -26,6 +26,7 @@ from .logs import Event, LineWriter, tell
 from .metrics import Metrics
 from .options import ServeOptions
 from .process_client import EngineLaunch
+from .reply import let_go_of_slow_readers
 from .request_watch import WatchedClient
 from .start_report import concurrency, start_report
 from .supervisor import Restarts, Supervisor
@@ -80,6 +81,7 @@ class ServerProcess:
         with _bound(options.host, options.port) as clients, _bound(options.admin_host, options.admin_port) as operators:
             admin = make_admin_app(self._client, self._metrics, stall_s=options.stall_s)
             servers = [_QuietServer(_config(app)) for app in (self._app, admin)]
+            let_go_of_slow_readers(clients, options.limits.write_timeout_s)
             tasks = [asyncio.create_task(server.serve([at])) for server, at in zip(servers, (clients, operators))]
             try:
                 if not await self._is_started():
