@@ -51,7 +51,7 @@ class Browser:
         )
         with ExitStack() as ends:
             ends.callback(self._end)
-            self._socket = ends.enter_context(connect(self._tab(), max_size=None))
+            self._socket = ends.enter_context(connect(self._tab(), max_size=None, ping_interval=None))
             for domain in ("Page", "Runtime", "Log"):
                 self.call(f"{domain}.enable")
             self._ends = ends.pop_all()
