@@ -83,9 +83,10 @@ CAN_BE_SEEN = (
     "write_shared", "dirty_missing", "short_slot", "recount_queries_on_retry", "preempted_to_tail", "ignore_promises",
     "orphan_entry", "stall_silently", "count_one_too_many", "key_without_parent", "free_in_sight", "window_never_freed",
     "entry_keeps_name", "null_not_told", "short_window_hit", "first_group_decides", "one_key_for_all_groups",
-    "slots_of_first_group", "need_of_one_group",
+    "slots_of_first_group", "need_of_one_group", "no_ageing", "watermark_usable", "quota_not_asked", "quota_exceeded",
+    "promise_only_known", "never_expires",
 )  # fmt: skip
-"""Planted faults of the scheduler that make a wrong answer, a wrong count or a stall without forks and tenants. The others
+"""Planted faults of the scheduler that make a wrong answer, a wrong count or a stall without forks and domains. The others
 (orders, costs, keys, events, forks, tables without a scheduler) are met by tests of their own."""
 
 
