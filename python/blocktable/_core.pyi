@@ -75,6 +75,33 @@ def cpu_attention(
 def cpu_store_kv(k: _Capsule, v: _Capsule, k_cache: _Capsule, v_cache: _Capsule, slots: _Capsule, *, threads: int) -> None:
     """Copy k [T, Hkv, Dk] and v [T, Hkv, Dv] to the rows that slots [T] int64 names; the rest as in `cpu_attention`."""
 
+def cpu_linear(
+    x: _Capsule,
+    weight: _Capsule,
+    out: _Capsule,
+    *,
+    bias: _Capsule | None = None,
+    threads: int,
+    instructions: str | None = None,
+) -> None:
+    """Write x [M, K] times the transposed weight [N, K], plus bias [N], to out [M, N]: a linear layer on a CPU.
+
+    All float32; x and weight with any row strides, out and bias contiguous. An answer depends on its row and its output's
+    weights alone, to the last bit. The rest as in `cpu_attention`.
+    """
+
+def cpu_gated(
+    x: _Capsule,
+    gate: _Capsule,
+    up: _Capsule,
+    out: _Capsule,
+    *,
+    activation: str,
+    threads: int,
+    instructions: str | None = None,
+) -> None:
+    """Write activation(linear(x, gate)) * linear(x, up) to out [M, N]; `activation` is silu or gelu_tanh. As `cpu_linear`."""
+
 def cpu_read_sum(numbers: _Capsule, *, threads: int) -> float:
     """The sum of contiguous float32 numbers, as fast as memory can be read: what benchmarks compare with."""
 

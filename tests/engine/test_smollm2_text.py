@@ -76,7 +76,7 @@ def smollm2(smollm2_gguf: Path, one_thread: None) -> Any:
     """The model as transformers loads it from the GGUF file, in float32, and its tokenizer."""
     from blocktable.model.loader import load_model, unwrap_model
 
-    loaded = load_model(str(smollm2_gguf), dtype="float32", device="cpu", weight_layout="as_loaded", self_check=False)
+    loaded = load_model(str(smollm2_gguf), dtype="float32", device="cpu", linear_backend="torch", self_check=False)
     unwrap_model(loaded.model)
     return loaded
 

@@ -256,7 +256,7 @@ def test_what_its_configuration_rules_out_is_refused_before_weights_are_read(
         ("device", "tpu", "must be auto, cpu"),
         ("device", "meta", "must be auto, cpu"),
         ("device", "cuda:99", "CUDA devices here"),
-        ("weight_layout", "diagonal", "must be one of auto"),
+        ("linear_backend", "abacus", "must be one of auto"),
     ],
 )
 def test_an_option_out_of_bounds_names_field_value_and_bound(saved: Path, option: str, value: str, bound: str) -> None:

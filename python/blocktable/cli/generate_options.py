@@ -11,7 +11,7 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from ..engine.config import ATTENTION_BACKENDS, DTYPES, HASH_ALGORITHMS, WEIGHT_LAYOUTS, EngineConfig
+from ..engine.config import ATTENTION_BACKENDS, DTYPES, HASH_ALGORITHMS, LINEAR_BACKENDS, EngineConfig
 from ..model.small_model import SMALL_MODEL
 
 DESCRIPTION = """\
@@ -107,7 +107,10 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--dtype", choices=DTYPES, default=default["dtype"], help="of weights and KV rows; auto = best here")
     group.add_argument("--device", default=default["device"], help="auto, cpu, cuda, cuda:1, …")
     group.add_argument(
-        "--weight-layout", choices=WEIGHT_LAYOUTS, default=default["weight_layout"], help="on a CPU; auto = timed"
+        "--linear-backend",
+        choices=LINEAR_BACKENDS,
+        default=default["linear_backend"],
+        help="on a CPU; auto = best here",
     )
     group.add_argument(
         "--attention-backend",

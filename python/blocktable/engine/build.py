@@ -107,7 +107,7 @@ def _load(config: EngineConfig) -> LoadedModel:
         tokenizer=config.tokenizer,
         dtype=config.dtype,
         device=config.device,
-        weight_layout=config.weight_layout,
+        linear_backend=config.linear_backend,
         self_check=config.self_check,
     )
 
@@ -117,8 +117,7 @@ def _borrow(model: Any, config: EngineConfig, words: PreTrainedTokenizerBase | N
     was_attached = isinstance(model, PreTrainedModel) and _is_attached(model)
     if config.tokenizer is not None:
         words = read_tokenizer(resolve_source(config.tokenizer))
-    layout = "as_loaded" if config.weight_layout == "auto" else config.weight_layout
-    loaded = wrap_model(model, words, weight_layout=layout, self_check=config.self_check)
+    loaded = wrap_model(model, words, linear_backend=config.linear_backend, self_check=config.self_check)
     count = model.__dict__.get(_ENGINES, 0)
     # One more than engines, if the caller had attached it before: then it stays attached.
     model.__dict__[_ENGINES] = count + 1 + int(was_attached and count == 0)
@@ -197,7 +196,6 @@ def _settle_config(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:
         max_model_len=config.max_model_len or limit.tokens,
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(loaded.device),
-        weight_layout=config.weight_layout,
     )
 
 

@@ -20,7 +20,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 HASH_ALGORITHMS = ("sha256", "blake3", "sha256_cbor", "vllm_sha256")
 
-WEIGHT_LAYOUTS = ("auto", "as_loaded", "transposed")
+LINEAR_BACKENDS = ("auto", "cpu", "torch")
 
 ATTENTION_BACKENDS = ("auto", "cpu", "triton", "reference")
 POLICIES = ("fcfs", "priority", "fair", "deadline", "prefix")
@@ -54,8 +54,9 @@ class EngineConfig:
     """Weights and KV rows: `auto`, `float32`, `bfloat16`, `float16`."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`, ..."""
-    weight_layout: str = "auto"
-    """How linear weights lie in memory on a CPU: `auto` (timed on this machine), `as_loaded`, `transposed`."""
+    linear_backend: str = "auto"
+    """The products of float32 linear layers on a CPU: `cpu` (the core's), `torch`; `auto` = the core's where it has
+    instructions for this processor."""
     attention_backend: str = "auto"
     """The kernels: `cpu` (SIMD, reads the blocks in place), `triton` (GPUs), `reference` (plain torch, any device); `auto` =
     the first of them that can run the model."""
@@ -141,7 +142,7 @@ class EngineConfig:
         _need_text("tokenizer", self.tokenizer, optional=True)
         _need_one_of("dtype", self.dtype, DTYPES)
         _need_text("device", self.device)
-        _need_one_of("weight_layout", self.weight_layout, WEIGHT_LAYOUTS)
+        _need_one_of("linear_backend", self.linear_backend, LINEAR_BACKENDS)
         _need_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _need_bool("self_check", self.self_check)
         _need_int("max_model_len", self.max_model_len, 2, 2**27, optional=True)

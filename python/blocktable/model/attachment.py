@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from .attention_bridge import forget_slot, set_implementation, unbind_layers, use_paged_attention
 from .geometry import KVGeometry, read_geometry
 from .limits import LengthLimit, length_limit
+from .linear_backend import use_torch_linears
 from .numeric_check import check_numbers
 from .self_check import check_config, check_trace, check_windows
 from .trace import AttentionTrace, trace_attention
@@ -83,4 +84,5 @@ def detach_model(model: PreTrainedModel, name: str = "model") -> bool:
 def _give_back(model: PreTrainedModel, previous: str, name: str) -> None:
     unbind_layers(model)
     forget_slot(model)
+    use_torch_linears(model)
     set_implementation(model, previous, name)

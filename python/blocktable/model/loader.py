@@ -23,9 +23,9 @@ from .geometry import KVGeometry
 from .gguf_reading import gguf_read_once
 from .library_state import borrowed_libraries
 from .limits import LengthLimit
+from .linear_backend import LINEAR_BACKENDS, LinearChoice, choose_linears
 from .self_check import check_config
 from .source import ModelSource, SourceKind, resolve_source
-from .weight_layout import LAYOUTS, LayoutChoice, lay_out_weights
 
 logger = logging.getLogger("blocktable.model")
 
@@ -51,7 +51,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     geometry: KVGeometry
-    layout: LayoutChoice
+    linears: LinearChoice
 
     @property
     def max_model_len(self) -> int:
@@ -65,7 +65,7 @@ def load_model(
     tokenizer: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
-    weight_layout: str = "auto",
+    linear_backend: str = "auto",
     self_check: bool = True,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -73,16 +73,17 @@ def load_model(
 
     `tokenizer`: another place of the same three kinds. `dtype` auto: float32 on a CPU, since bfloat16 is many times slower on
     those without units for it; elsewhere the checkpoint's own, for GGUF (which transformers unpacks) bfloat16. `device` auto: a
-    GPU if torch can use one. `weight_layout`: see `weight_layout.py`. `self_check` = False leaves out the comparison of numbers
-    with the model's own attention. `progress` is called with a line for each stage; the logger `blocktable.model` tells it too.
+    GPU if torch can use one. `linear_backend`: see `linear_backend.py`. `self_check` = False leaves out the comparison of
+    numbers with the model's own attention. `progress` is called with a line for each stage; the logger `blocktable.model` tells
+    it too.
     Raises `InvalidInputError`, `ModelLoadError`, `UnsupportedModelError`, `MissingExtraError`.
     """
     source = resolve_source(model)
     text_source = source if tokenizer is None else resolve_source(tokenizer)
     place = _device(device)
     wanted = _dtype(dtype, place, source)
-    if weight_layout not in LAYOUTS:
-        raise InvalidInputError("weight_layout", weight_layout, f"must be one of {', '.join(LAYOUTS)}")
+    if linear_backend not in LINEAR_BACKENDS:
+        raise InvalidInputError("linear_backend", linear_backend, f"must be one of {', '.join(LINEAR_BACKENDS)}")
     tell = _teller(source.text, progress)
     with ExitStack() as stack:
         stack.enter_context(borrowed_libraries())
@@ -97,8 +98,8 @@ def load_model(
         words = read_tokenizer(text_source)
         if words is not None and text_source.kind is SourceKind.GGUF and text_source == source:
             agree_on_end(words, loaded)
-        attachment, layout = _prepare(loaded, source.text, weight_layout, self_check, tell)
-        return _record(loaded, words, source.text, attachment, layout)
+        attachment, linears = _prepare(loaded, source.text, linear_backend, self_check, tell)
+        return _record(loaded, words, source.text, attachment, linears)
 
 
 def wrap_model(
@@ -106,7 +107,7 @@ def wrap_model(
     tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     name: str | None = None,
-    weight_layout: str = "as_loaded",
+    linear_backend: str = "auto",
     self_check: bool = True,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -118,25 +119,25 @@ def wrap_model(
     label = name or type(model).__name__
     model.eval()
     with borrowed_libraries():
-        attachment, layout = _prepare(model, label, weight_layout, self_check, _teller(label, progress))
-        return _record(model, tokenizer, label, attachment, layout)
+        attachment, linears = _prepare(model, label, linear_backend, self_check, _teller(label, progress))
+        return _record(model, tokenizer, label, attachment, linears)
 
 
 def unwrap_model(model: PreTrainedModel) -> bool:
     """Give a wrapped model back: it runs on its own again. False if it was not wrapped. Close its engines first.
 
-    It stays in evaluation mode, and weights that were transposed stay so: their values and shapes are those of before.
+    It stays in evaluation mode.
     """
     return detach_model(model)
 
 
 def _prepare(
-    model: PreTrainedModel, name: str, weight_layout: str, self_check: bool, tell: Progress
-) -> tuple[Attachment, LayoutChoice]:
+    model: PreTrainedModel, name: str, linear_backend: str, self_check: bool, tell: Progress
+) -> tuple[Attachment, LinearChoice]:
     attachment = attach_model(model, name, self_check=self_check, progress=tell)
-    layout = lay_out_weights(model, weight_layout)  # after the checks: a model that is refused stays as it was
-    tell(f"weights: {layout}")
-    return attachment, layout
+    linears = choose_linears(model, linear_backend)  # after the checks: a model that is refused stays as it was
+    tell(f"linear layers: {linears}")
+    return attachment, linears
 
 
 def _check_before_weights(config: PreTrainedConfig, name: str) -> None:
@@ -151,7 +152,7 @@ def _record(
     tokenizer: PreTrainedTokenizerBase | None,
     name: str,
     attachment: Attachment,
-    layout: LayoutChoice,
+    linears: LinearChoice,
 ) -> LoadedModel:
     vocab_size = attachment.trace.logits_width
     return LoadedModel(
@@ -165,7 +166,7 @@ def _record(
         dtype=attachment.geometry.dtype,
         device=model.get_input_embeddings().weight.device,
         geometry=attachment.geometry,
-        layout=layout,
+        linears=linears,
     )
 
 

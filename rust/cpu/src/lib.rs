@@ -1,10 +1,11 @@
-//! Paged attention for CPUs: reads keys and values where they lie in the pool, through block tables and strides.
+//! Paged attention for CPUs, which reads keys and values where they lie in the pool, through block tables and strides; and linear
+//! layers, which read weights where torch keeps them.
 //!
-//! Before: a step has stored its keys and values. After: the layer's output projection. Always: a cached row that a query does not
-//! see never matters, whatever it holds, and a row that no query of its sequence sees is never read; sums are in float32; what is
-//! answered for a sequence does not depend on the rest of the batch, nor on the number of threads.
+//! Always: a cached row that a query does not see never matters, whatever it holds, and a row that no query of its sequence sees is
+//! never read; sums are in float32; what is answered for a sequence depends neither on the rest of the batch nor on the number of
+//! threads.
 //!
-//! [`attend`] checks everything it is given before anything is read or written. `unsafe` code lives in this crate and in the buffers
+//! Every call checks everything it is given before anything is read or written. `unsafe` code lives in this crate and in the buffers
 //! of `rust/py` alone, each use with its reason; what cannot be checked here is the promise of [`Tensor::new`].
 
 #![warn(clippy::undocumented_unsafe_blocks)]
@@ -24,7 +25,9 @@ mod lanes_avx2;
 mod lanes_avx512;
 mod lanes_portable;
 mod layer;
+mod linear;
 pub mod mutant;
+mod product;
 mod scratch;
 mod softmax;
 mod store;
@@ -34,6 +37,7 @@ mod tensor;
 pub use attention::{Attention, attend};
 pub use input::Refusal;
 pub use isa::Isa;
+pub use linear::{Activation, Gated, Linear, gated, linear};
 pub use store::store_kv;
 pub use team::read_sum;
 pub use tensor::{Dtype, Tensor};

@@ -3,9 +3,22 @@
 #[cfg(feature = "mutants")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A planted fault.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mutant {
+macro_rules! mutants {
+    ($($(#[$about:meta])* $name:ident,)*) => {
+        /// A planted fault.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Mutant {
+            $($(#[$about])* $name,)*
+        }
+
+        /// Every fault of this build.
+        pub fn available() -> &'static [Mutant] {
+            if cfg!(feature = "mutants") { &[$(Mutant::$name,)*] } else { &[] }
+        }
+    };
+}
+
+mutants! {
     /// A query of a chunk sees the position after its own.
     SeesNext,
     /// A query of a chunk does not see its own position.
@@ -40,34 +53,12 @@ pub enum Mutant {
     NowhereWritten,
     /// A stored row goes one offset further.
     StoredBeside,
-}
-
-/// Every fault of this build.
-pub fn available() -> &'static [Mutant] {
-    use Mutant::*;
-    if cfg!(feature = "mutants") {
-        &[
-            SeesNext,
-            MissesOwn,
-            WindowLonger,
-            DecodeWindowLonger,
-            TileTailSeen,
-            WidthTailLeftOut,
-            NoCorrection,
-            PartsUnweighted,
-            NoSink,
-            SinkInEveryPart,
-            CapNotMultiplied,
-            HeadsDealt,
-            ValuesByKeySteps,
-            OffsetsCut,
-            BrokenRowsWeighed,
-            NowhereWritten,
-            StoredBeside,
-        ]
-    } else {
-        &[]
-    }
+    /// A product's depth ends with its first part.
+    DepthCut,
+    /// The numbers behind the last whole vector of a depth are left out.
+    DepthTailLeftOut,
+    /// A gate's answers are not multiplied with the others.
+    GateAlone,
 }
 
 #[cfg(feature = "mutants")]

@@ -6,7 +6,7 @@
 mod common;
 
 use blocktable_cpu::mutant::{Mutant, available, choose};
-use blocktable_cpu::{Dtype, Isa};
+use blocktable_cpu::{Activation, Dtype, Isa};
 use common::{Shape, broken_row_stays_its_owners, equals_oracle, stores_its_slots};
 
 /// What must fail with the fault.
@@ -28,6 +28,9 @@ fn check(mutant: Mutant, isa: Isa) -> Result<(), String> {
         Mutant::ValuesByKeySteps => Shape { key_width: 40, ..small(&[(1, 20)]) },
         Mutant::OffsetsCut => return above_32_bits(isa),
         Mutant::BrokenRowsWeighed => return broken_row_stays_its_owners(&small(&[(9, 20)]), 0, 15, isa),
+        Mutant::DepthCut => return common::linear::equals_oracle([5, 7, 1200], isa, 2),
+        Mutant::DepthTailLeftOut => return common::linear::equals_oracle([5, 7, 37], isa, 2),
+        Mutant::GateAlone => return common::linear::gated_equals_oracle([5, 7, 37], Activation::Silu, isa, 2),
         Mutant::NowhereWritten | Mutant::StoredBeside => return stores_its_slots(Dtype::F32),
     };
     equals_oracle(&shape, 3, isa, 2)

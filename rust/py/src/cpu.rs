@@ -1,6 +1,6 @@
-//! Paged attention on the CPU: tensors in by DLPack, and through the door with the interpreter released.
+//! Paged attention and linear layers on the CPU: tensors in by DLPack, and through the door with the interpreter released.
 
-use blocktable_cpu::{Attention, Isa, Refusal, attend, read_sum, store_kv};
+use blocktable_cpu::{Activation, Attention, Gated, Isa, Linear, Refusal, attend, gated, linear, read_sum, store_kv};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -12,6 +12,14 @@ type Object<'py> = Bound<'py, PyAny>;
 
 fn refused(refusal: Refusal) -> PyErr {
     PyValueError::new_err(refusal.to_string())
+}
+
+fn isa(name: Option<&str>) -> PyResult<Isa> {
+    let Some(name) = name else { return Ok(Isa::best()) };
+    Isa::named(name).ok_or_else(|| {
+        let known: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
+        PyValueError::new_err(format!("instructions={name}: must be one of {}", known.join(", ")))
+    })
 }
 
 /// Names of the sets of instructions, the fastest first.
@@ -40,13 +48,7 @@ pub fn cpu_attention(
     threads: usize,
     instructions: Option<&str>,
 ) -> PyResult<()> {
-    let isa = match instructions {
-        None => Isa::best(),
-        Some(name) => Isa::named(name).ok_or_else(|| {
-            let known: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
-            PyValueError::new_err(format!("instructions={name}: must be one of {}", known.join(", ")))
-        })?,
-    };
+    let isa = isa(instructions)?;
     let inputs = Attention {
         q: tensor("q", &q)?,
         k_cache: tensor("k_cache", &k_cache)?,
@@ -79,6 +81,55 @@ pub fn cpu_store_kv(
     let (k_cache, v_cache, slots) =
         (tensor("k_cache", &k_cache)?, tensor("v_cache", &v_cache)?, tensor("slots", &slots)?);
     released(py, || store_kv(&k, &v, &k_cache, &v_cache, &slots, threads)).map_err(refused)
+}
+
+/// Multiply rows with a linear layer's weight.
+#[pyfunction]
+#[pyo3(signature = (x, weight, out, *, bias=None, threads, instructions=None))]
+#[allow(clippy::too_many_arguments)]
+pub fn cpu_linear(
+    py: Python<'_>,
+    x: Object<'_>,
+    weight: Object<'_>,
+    out: Object<'_>,
+    bias: Option<Object<'_>>,
+    threads: usize,
+    instructions: Option<&str>,
+) -> PyResult<()> {
+    let isa = isa(instructions)?;
+    let inputs = Linear {
+        x: tensor("x", &x)?,
+        weight: tensor("weight", &weight)?,
+        bias: bias.as_ref().map(|capsule| tensor("bias", capsule)).transpose()?,
+        out: tensor("out", &out)?,
+    };
+    released(py, || linear(&inputs, isa, threads)).map_err(refused)
+}
+
+/// Multiply rows with two weights and join the answers by a gate.
+#[pyfunction]
+#[pyo3(signature = (x, gate, up, out, *, activation, threads, instructions=None))]
+#[allow(clippy::too_many_arguments)]
+pub fn cpu_gated(
+    py: Python<'_>,
+    x: Object<'_>,
+    gate: Object<'_>,
+    up: Object<'_>,
+    out: Object<'_>,
+    activation: &str,
+    threads: usize,
+    instructions: Option<&str>,
+) -> PyResult<()> {
+    let isa = isa(instructions)?;
+    let known = Activation::named(activation);
+    let inputs = Gated {
+        x: tensor("x", &x)?,
+        gate: tensor("gate", &gate)?,
+        up: tensor("up", &up)?,
+        activation: known.ok_or_else(|| PyValueError::new_err("activation: must be silu or gelu_tanh"))?,
+        out: tensor("out", &out)?,
+    };
+    released(py, || gated(&inputs, isa, threads)).map_err(refused)
 }
 
 /// Sum float32 numbers.

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod linear;
+
 use blocktable_cpu::{Attention, Dtype, Isa, Tensor, attend, store_kv};
 
 /// A small generator (splitmix64), so that a case is its seed.
