@@ -102,6 +102,45 @@ def cpu_gated(
 ) -> None:
     """Write activation(linear(x, gate)) * linear(x, up) to out [M, N]; `activation` is silu or gelu_tanh. As `cpu_linear`."""
 
+def cpu_before_attention(
+    hidden: _Capsule,
+    norm: _Capsule,
+    q: _Capsule,
+    k: _Capsule,
+    v: _Capsule,
+    cos: _Capsule,
+    sin: _Capsule,
+    out: _Capsule,
+    *,
+    eps: float,
+    biases: tuple[_Capsule, _Capsule, _Capsule] | None = None,
+    threads: int,
+    instructions: str | None = None,
+) -> None:
+    """A decoder layer up to its attention: root mean square norm [K] of hidden [M, K], products with q, k and v [N, K], rotary
+    positions cos and sin [M, D] in the heads of q and k (two halves of D / 2), all side by side in out [M, Nq + Nk + Nv].
+    The rest as in `cpu_linear`.
+    """
+
+def cpu_after_attention(
+    attended: _Capsule,
+    hidden: _Capsule,
+    project: _Capsule,
+    norm: _Capsule,
+    gate: _Capsule,
+    up: _Capsule,
+    down: _Capsule,
+    out: _Capsule,
+    *,
+    eps: float,
+    activation: str,
+    threads: int,
+    instructions: str | None = None,
+) -> None:
+    """A decoder layer from its attention on: sum = hidden [M, K] + attended [M, A] times project [K, A]; then out [M, K] =
+    sum + `cpu_gated` of the norm of the sum, times down [K, N]. `out` is other memory than `hidden`. As `cpu_linear`.
+    """
+
 def cpu_read_sum(numbers: _Capsule, *, threads: int) -> float:
     """The sum of contiguous float32 numbers, as fast as memory can be read: what benchmarks compare with."""
 

@@ -1,6 +1,7 @@
 """Linear layers may run on the core's products; nothing else about the model changes."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from torch import nn
 from blocktable import _core
 from blocktable.errors import InvalidInputError
 from blocktable.model import cpu_linear
+from blocktable.model.core_layer import JoinedForward
 from blocktable.model.cpu_linear import CoreLinear
 from blocktable.model.linear_backend import choose_linears
 from blocktable.model.loader import unwrap_model, wrap_model
 from tests.model import tiny
-from tests.model.served import distance, own_logits, texts_of
+from tests.model.served import distance, own_logits, paged_logits, texts_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -106,3 +108,76 @@ def test_a_model_that_is_given_back_multiplies_as_before() -> None:
     assert loaded.linears.layers == len(linears(model))
     unwrap_model(model)
     assert all(type(module) is nn.Linear for module in linears(model))
+
+
+def joined_llama(**options: object) -> Any:
+    model = tiny.build("llama", **options)
+    loaded = wrap_model(model, linear_backend="cpu", self_check=False)
+    assert loaded.linears.joined == len(model.model.layers)
+    return model
+
+
+@pytest.mark.parametrize("name", sorted(tiny.ARCHITECTURES))
+def test_a_model_with_joined_layers_gives_its_own_logits(name: str) -> None:
+    expected = own_logits(tiny.build(name), TEXTS)
+    assert distance(paged_logits(tiny.build(name), TEXTS), expected) < 1e-5
+
+
+def test_layers_built_like_llamas_are_joined_and_no_others() -> None:
+    joined = {
+        name: wrap_model(tiny.build(name), linear_backend="cpu", self_check=False).linears.joined > 0
+        for name in ("llama", "gemma2")
+    }
+    assert joined == {"llama": True, "gemma2": False}
+
+
+def test_a_joined_layer_answers_as_itself() -> None:
+    for options in ({}, {"attention_bias": False}, {"hidden_act": "gelu_pytorch_tanh"}):
+        joined_llama(**options)
+
+
+@pytest.mark.parametrize("fault", ["residual", "norm", "turned", "order"])
+def test_a_layer_that_does_something_else_keeps_its_own_forward(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.build("llama")
+    own = type(model.model.layers[0])
+    forward = own.forward
+
+    def other(self: Any, hidden_states: torch.Tensor, **options: Any) -> torch.Tensor:
+        if fault == "norm":
+            hidden_states = hidden_states * 1.5
+        if fault == "turned":
+            cos, sin = options["position_embeddings"]
+            options["position_embeddings"] = (cos, -sin)
+        answer: torch.Tensor = forward(self, hidden_states, **options)
+        if fault == "residual":
+            return answer + 0.1 * hidden_states
+        return answer.flip(-1) if fault == "order" else answer
+
+    monkeypatch.setattr(own, "forward", other)
+    assert wrap_model(model, linear_backend="cpu", self_check=False).linears.joined == 0
+    assert type(model.model.layers[0]) is own
+
+
+def test_the_same_wish_again_changes_nothing_and_another_parts_the_layers() -> None:
+    model = joined_llama()
+    types = [type(module) for module in model.modules()]
+    assert wrap_model(model, linear_backend="cpu", self_check=False).linears.joined > 0
+    assert [type(module) for module in model.modules()] == types
+    assert wrap_model(model, linear_backend="torch", self_check=False).linears.joined == 0
+    assert not any(isinstance(module, JoinedForward) for module in model.modules())
+
+
+def test_a_copy_of_a_joined_model_has_weights_of_its_own() -> None:
+    model = joined_llama()
+    twin = copy.deepcopy(model)
+    layer = twin.model.layers[0]
+    assert layer.__dict__["_blocktable_joined"].gate is layer.mlp.gate_proj.weight
+    assert layer.mlp.gate_proj.weight is not model.model.layers[0].mlp.gate_proj.weight
+
+
+def test_a_joined_model_that_is_given_back_runs_its_own_layers() -> None:
+    expected = own_logits(tiny.build("llama"), TEXTS)
+    model = joined_llama()
+    unwrap_model(model)
+    assert not any(isinstance(module, JoinedForward | CoreLinear) for module in model.modules())
+    assert distance(own_logits(model, TEXTS), expected) < 1e-6

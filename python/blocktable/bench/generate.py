@@ -22,7 +22,8 @@ SUMMARY = """Generate text for a batch of random prompts: tokens a second. Needs
 
 With --peer transformers its `generate` runs on the same prompts, as one padded batch, in this process, with as many
 threads, in turn with ours; medians of the rounds are compared. kv_waste is the share of taken KV rows that hold no token;
-linear_share is the share of the time that linear layers take, measured in a round of its own (CPU only)."""
+linear_share is the share of the time that linear layers take, with what is computed in one call with them (norms, rotary
+positions, residuals), measured in a round of its own (CPU only)."""
 
 TABLE = (
     "model", "dtype", "requests", "prompt", "output", "threads", "output_tokens_per_s", "total_tokens_per_s", "kv_waste",
@@ -194,7 +195,11 @@ def _linear_share(torch: Any, ours: Ours, prompts: Prompts, output: int) -> floa
 
 @contextmanager
 def _timed_linears(torch: Any) -> Iterator[list[float]]:
-    """Collects the seconds of every call of a linear layer, whatever its class, while the block runs."""
+    """Collects the seconds of every call of a linear layer, whatever its class, and of joined layers' halves, while the block
+    runs.
+    """
+    from .. import _core
+
     hooks = torch.nn.modules.module
     spent: list[float] = []
     begun: list[float] = []
@@ -210,12 +215,25 @@ def _timed_linears(torch: Any) -> Iterator[list[float]]:
         if is_linear(module):
             spent.append(perf_counter() - begun.pop())
 
+    def timed(call: Any) -> Any:
+        def run(*tensors: Any, **options: Any) -> None:
+            start = perf_counter()
+            call(*tensors, **options)
+            spent.append(perf_counter() - start)
+
+        return run
+
+    halves = {name: getattr(_core, name) for name in ("cpu_before_attention", "cpu_after_attention")}
+    for name, call in halves.items():
+        setattr(_core, name, timed(call))
     handles = [hooks.register_module_forward_pre_hook(before), hooks.register_module_forward_hook(after)]
     try:
         yield spent
     finally:
         for handle in handles:
             handle.remove()
+        for name, call in halves.items():
+            setattr(_core, name, call)
 
 
 def _rates(options: argparse.Namespace, seconds: float) -> Row:

@@ -82,7 +82,7 @@ def detach_model(model: PreTrainedModel, name: str = "model") -> bool:
 
 
 def _give_back(model: PreTrainedModel, previous: str, name: str) -> None:
+    use_torch_linears(model)
     unbind_layers(model)
     forget_slot(model)
-    use_torch_linears(model)
     set_implementation(model, previous, name)

@@ -51,7 +51,7 @@ def paged_attention_interface(
     query [1, Hq, T, Dk] · key [1, Hkv, T, Dk] · value [1, Hkv, T, Dv], positions already applied. Hkv is what the model
     hands over, never what its configuration says (a shard of a model holds fewer).
     """
-    binding: LayerBinding | None = module.__dict__.get(_BINDING)
+    binding = binding_of(module)
     context = None if binding is None else binding.slot.current
     if binding is None or context is None:
         raise BlocktableError(
@@ -103,6 +103,12 @@ def bind_layers(model: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
     slot = slot_of(model)
     for layer, module in enumerate(modules):
         module.__dict__[_BINDING] = LayerBinding(layer, slot)
+
+
+def binding_of(module: nn.Module) -> LayerBinding | None:
+    """What hangs on `module`; None if it is no attention module of an attached model."""
+    binding: LayerBinding | None = module.__dict__.get(_BINDING)
+    return binding
 
 
 def unbind_layers(model: PreTrainedModel) -> None:

@@ -135,7 +135,9 @@ def _prepare(
     model: PreTrainedModel, name: str, linear_backend: str, self_check: bool, tell: Progress
 ) -> tuple[Attachment, LinearChoice]:
     attachment = attach_model(model, name, self_check=self_check, progress=tell)
-    linears = choose_linears(model, linear_backend)  # after the checks: a model that is refused stays as it was
+    linears = choose_linears(
+        model, linear_backend, attachment.trace
+    )  # after the checks: a model that is refused stays as it was
     tell(f"linear layers: {linears}")
     return attachment, linears
 

@@ -12,6 +12,7 @@
 // Loops over registers read best with their index, and kernels take what they take.
 #![allow(clippy::needless_range_loop, clippy::too_many_arguments)]
 
+mod around_attention;
 mod attention;
 mod chunk;
 mod decode;
@@ -34,6 +35,7 @@ mod store;
 mod team;
 mod tensor;
 
+pub use around_attention::{AfterAttention, BeforeAttention, Norm, after_attention, before_attention};
 pub use attention::{Attention, attend};
 pub use input::Refusal;
 pub use isa::Isa;

@@ -59,6 +59,12 @@ mutants! {
     DepthTailLeftOut,
     /// A gate's answers are not multiplied with the others.
     GateAlone,
+    /// A residual is not added.
+    NoResidual,
+    /// A norm leaves its epsilon out.
+    NoEps,
+    /// Rotary positions turn the other way.
+    TurnedBack,
 }
 
 #[cfg(feature = "mutants")]

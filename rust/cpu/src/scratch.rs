@@ -38,6 +38,20 @@ thread_local! {
         const { RefCell::new(Scratch { numbers: Vec::new(), offsets: [const { Offsets::new() }; 2] }) };
 }
 
+thread_local! {
+    static CALL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `work` with `size` numbers that this thread's calls use in turn; they hold anything that is a number.
+pub(crate) fn with_call_memory<R>(size: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
+    CALL.with_borrow_mut(|memory| {
+        if memory.len() < size {
+            memory.resize(size, 0.0);
+        }
+        work(&mut memory[..size])
+    })
+}
+
 /// Runs `work` with this thread's memory.
 pub(crate) fn with_scratch<R>(work: impl FnOnce(&mut Scratch) -> R) -> R {
     SCRATCH.with_borrow_mut(work)

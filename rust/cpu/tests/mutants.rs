@@ -31,6 +31,9 @@ fn check(mutant: Mutant, isa: Isa) -> Result<(), String> {
         Mutant::DepthCut => return common::linear::equals_oracle([5, 7, 1200], isa, 2),
         Mutant::DepthTailLeftOut => return common::linear::equals_oracle([5, 7, 37], isa, 2),
         Mutant::GateAlone => return common::linear::gated_equals_oracle([5, 7, 37], Activation::Silu, isa, 2),
+        Mutant::NoResidual | Mutant::NoEps | Mutant::TurnedBack => {
+            return common::halves::run([5, 24, 3, 1, 8, 20], 0, isa, 2).map(|_| ());
+        }
         Mutant::NowhereWritten | Mutant::StoredBeside => return stores_its_slots(Dtype::F32),
     };
     equals_oracle(&shape, 3, isa, 2)

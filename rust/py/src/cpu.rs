@@ -1,6 +1,9 @@
 //! Paged attention and linear layers on the CPU: tensors in by DLPack, and through the door with the interpreter released.
 
-use blocktable_cpu::{Activation, Attention, Gated, Isa, Linear, Refusal, attend, gated, linear, read_sum, store_kv};
+use blocktable_cpu::{
+    Activation, AfterAttention, Attention, BeforeAttention, Gated, Isa, Linear, Norm, Refusal, after_attention, attend,
+    before_attention, gated, linear, read_sum, store_kv,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -121,15 +124,89 @@ pub fn cpu_gated(
     instructions: Option<&str>,
 ) -> PyResult<()> {
     let isa = isa(instructions)?;
-    let known = Activation::named(activation);
     let inputs = Gated {
         x: tensor("x", &x)?,
         gate: tensor("gate", &gate)?,
         up: tensor("up", &up)?,
-        activation: known.ok_or_else(|| PyValueError::new_err("activation: must be silu or gelu_tanh"))?,
+        activation: named(activation)?,
         out: tensor("out", &out)?,
     };
     released(py, || gated(&inputs, isa, threads)).map_err(refused)
+}
+
+/// The half of a decoder layer before its attention.
+#[pyfunction]
+#[pyo3(signature = (hidden, norm, q, k, v, cos, sin, out, *, eps, biases=None, threads, instructions=None))]
+#[allow(clippy::too_many_arguments)]
+pub fn cpu_before_attention(
+    py: Python<'_>,
+    hidden: Object<'_>,
+    norm: Object<'_>,
+    q: Object<'_>,
+    k: Object<'_>,
+    v: Object<'_>,
+    cos: Object<'_>,
+    sin: Object<'_>,
+    out: Object<'_>,
+    eps: f32,
+    biases: Option<(Object<'_>, Object<'_>, Object<'_>)>,
+    threads: usize,
+    instructions: Option<&str>,
+) -> PyResult<()> {
+    let isa = isa(instructions)?;
+    let biases = match &biases {
+        None => None,
+        Some((q, k, v)) => Some([tensor("q_bias", q)?, tensor("k_bias", k)?, tensor("v_bias", v)?]),
+    };
+    let inputs = BeforeAttention {
+        hidden: tensor("hidden", &hidden)?,
+        norm: Norm { weight: tensor("norm", &norm)?, eps },
+        weights: [tensor("q", &q)?, tensor("k", &k)?, tensor("v", &v)?],
+        biases,
+        cos: tensor("cos", &cos)?,
+        sin: tensor("sin", &sin)?,
+        out: tensor("out", &out)?,
+    };
+    released(py, || before_attention(&inputs, isa, threads)).map_err(refused)
+}
+
+/// The half of a decoder layer after its attention.
+#[pyfunction]
+#[pyo3(signature = (attended, hidden, project, norm, gate, up, down, out, *, eps, activation, threads, instructions=None))]
+#[allow(clippy::too_many_arguments)]
+pub fn cpu_after_attention(
+    py: Python<'_>,
+    attended: Object<'_>,
+    hidden: Object<'_>,
+    project: Object<'_>,
+    norm: Object<'_>,
+    gate: Object<'_>,
+    up: Object<'_>,
+    down: Object<'_>,
+    out: Object<'_>,
+    eps: f32,
+    activation: &str,
+    threads: usize,
+    instructions: Option<&str>,
+) -> PyResult<()> {
+    let isa = isa(instructions)?;
+    let inputs = AfterAttention {
+        attended: tensor("attended", &attended)?,
+        hidden: tensor("hidden", &hidden)?,
+        project: tensor("project", &project)?,
+        norm: Norm { weight: tensor("norm", &norm)?, eps },
+        gate: tensor("gate", &gate)?,
+        up: tensor("up", &up)?,
+        activation: named(activation)?,
+        down: tensor("down", &down)?,
+        out: tensor("out", &out)?,
+    };
+    released(py, || after_attention(&inputs, isa, threads)).map_err(refused)
+}
+
+fn named(activation: &str) -> PyResult<Activation> {
+    Activation::named(activation)
+        .ok_or_else(|| PyValueError::new_err(format!("activation={activation}: must be silu or gelu_tanh")))
 }
 
 /// Sum float32 numbers.

@@ -43,7 +43,10 @@ mod _core {
     #[pymodule_export]
     use super::cache::PrefixCache;
     #[pymodule_export]
-    use super::cpu::{cpu_attention, cpu_gated, cpu_instructions, cpu_linear, cpu_read_sum, cpu_store_kv};
+    use super::cpu::{
+        cpu_after_attention, cpu_attention, cpu_before_attention, cpu_gated, cpu_instructions, cpu_linear,
+        cpu_read_sum, cpu_store_kv,
+    };
     #[pymodule_export]
     use super::hasher::BlockHasher;
     #[pymodule_export]

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub mod halves;
 pub mod linear;
 
 use blocktable_cpu::{Attention, Dtype, Isa, Tensor, attend, store_kv};
