@@ -601,8 +601,9 @@ class BlockPool:
     nothing.
     """
 
-    def __new__(cls, num_blocks: int, block_size: int) -> BlockPool:
-        """`num_blocks` in all, the null block among them; `block_size` tokens each. Raises `InvalidInputError`."""
+    def __new__(cls, num_blocks: int, block_size: int, *, event_buffer_size: int = 0) -> BlockPool:
+        """`num_blocks` in all, the null block among them; `block_size` tokens each. The last `event_buffer_size` changes of
+        what can be found are kept for `read_events`; 0: none. Raises `InvalidInputError`."""
 
     def table(self) -> BlockTable:
         """A table without tokens."""
@@ -622,7 +623,14 @@ class BlockPool:
         `NoSuchBlockError`."""
 
     def reset(self) -> None:
-        """All blocks are free in their first order, all content is forgotten, and tables and guards raise `ReleasedError`."""
+        """All blocks are free in their first order, all content is forgotten, and tables and guards raise `ReleasedError`. The
+        numbers of events go on."""
+
+    def read_events(self, since: int) -> bytes | None:
+        """As `Scheduler.read_events`."""
+
+    def event_snapshot(self) -> bytes | None:
+        """As `Scheduler.event_snapshot`."""
 
     def tell_time(self, now_us: int) -> None:
         """The time, in microseconds of any clock that does not go back: what `PrefixCache.publish` asked `retention` for ends

@@ -118,6 +118,7 @@ class Caller(threading.Thread):
     def call_read(self):
         pool, table = self.pool, self.a_table()
         pool.stats(), pool.free_queue(), pool.block_refs(), pool.published_blocks(), pool.num_free, pool.num_blocks, repr(pool)
+        pool.read_events(0), pool.event_snapshot()
         table.blocks, table.num_blocks, table.num_published, table.is_released, table.pool, repr(table), self.cache.pool
 
     def call_audit(self):
@@ -130,7 +131,7 @@ class Caller(threading.Thread):
 
 
 def run_together(seed: int) -> tuple[BlockPool, list[Caller], list[BlockTable]]:
-    pool = BlockPool(200, 4)
+    pool = BlockPool(200, 4, event_buffer_size=64)
     cache = PrefixCache(pool)
     shared = [pool.table() for _ in range(4)]
     callers = [Caller(pool, cache, shared, seed + number) for number in range(THREADS)]
@@ -165,7 +166,7 @@ def test_every_method_is_called_by_the_threads():
     assert names - {"block_size"} - BY_ITSELF == {
         "match", "publish", "append", "reserve", "truncate", "fork", "slots", "release", "take", "share", "table", "stats",
         "free_queue", "block_refs", "published_blocks", "num_free", "num_blocks", "blocks", "num_published", "num_tokens",
-        "is_released", "pool", "audit", "take_ref", "block", "tell_time",
+        "is_released", "pool", "audit", "take_ref", "block", "tell_time", "read_events", "event_snapshot",
     }  # fmt: skip
 
 

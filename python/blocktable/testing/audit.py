@@ -191,8 +191,8 @@ def _check_tables(plan: "Plan", scheduler: "Scheduler", tables: NDArray[np.int32
     free = set(scheduler.free_queue().tolist())
     entries = np.zeros(len(refs), np.int64)
     counts = np.diff(plan.query_starts).tolist()
-    # Who was admitted in this plan may keep what it needs if a block that it shares does not come.
-    admitted = set(plan.admitted[:, 2].tolist())
+    # Who got its whole table in this plan, admitted or after a loss, may keep what it needs if a block that it shares does not come.
+    fresh = {change[1] for change in plan.dirty.tolist() if change[2] == 0}
     for row, length, count in zip(plan.seq_slots.tolist(), plan.seq_lens.tolist(), counts, strict=True):
         valid = -(-length // block_size)
         named: list[int] = []
@@ -204,7 +204,7 @@ def _check_tables(plan: "Plan", scheduler: "Scheduler", tables: NDArray[np.int32
             num_null = next((at for at, block in enumerate(shown) if block), valid)
             if num_null > first or not all(0 < block < len(refs) for block in shown[num_null:]):
                 raise BrokenPromise("tables", f"row {row} sees {valid} blocks of group {group} from {first} on, names {shown}")
-            if num_null < first and row not in admitted:
+            if num_null < first and row not in fresh:
                 raise BrokenPromise("memory", f"row {row} sees group {group} from {first} on and keeps {shown}")
             named += shown[num_null:]
         if len(set(named)) != len(named):

@@ -5,12 +5,14 @@
 
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
+use crate::hit::Known;
 use crate::ids::Key;
 use crate::mutant::{self, Mutant};
 use crate::partial_hit::PartialHit;
 use crate::preemption::contains;
 use crate::prefix_index::KeyState;
 use crate::reason::Reason;
+use crate::refusal::Granted;
 use crate::request::{End, Place};
 use crate::scheduler::Scheduler;
 
@@ -226,16 +228,24 @@ impl Scheduler {
     }
 
     fn admit(&mut self, seat: usize, budget: usize, now_us: u64) -> Admission {
-        let size = self.block_size;
-        let (known, prompt_len) = (self.request(seat).num_tokens(), self.request(seat).prompt_len);
-        let unpromised = self.pool.num_free().saturating_sub(self.promised);
-        let reserve = self.reserve(seat);
-        if let Some(needed) = self.asks[seat].short_of.filter(|rest| rest.saturating_add(reserve) > unpromised)
+        if let Some(needed) = self.asks[seat].short_of
             && !self.running.is_empty()
+            && needed.saturating_add(self.reserve(seat)) > self.pool.num_free().saturating_sub(self.promised)
         {
             return Admission::Blocked { needed };
         }
-        self.find_hits(seat);
+        let part = self.find_hits_and_part(seat);
+        self.admit_with(seat, part, budget, now_us).unwrap_or_else(|| {
+            self.find_hits(seat);
+            self.admit_with(seat, None, budget, now_us).expect("nothing less can be asked for")
+        })
+    }
+
+    /// Admits the request with the hit that was just found, and `part` behind it; none if it does not fit with that.
+    fn admit_with(&mut self, seat: usize, part: Option<PartialHit>, budget: usize, now_us: u64) -> Option<Admission> {
+        let size = self.block_size;
+        let (known, prompt_len) = (self.request(seat).num_tokens(), self.request(seat).prompt_len);
+        let reserve = self.reserve(seat);
         let hits = self.hit.len();
         let next = self.request(seat).keys.get(hits);
         let is_pending = |key: &Key| {
@@ -244,7 +254,7 @@ impl Scheduler {
         let is_awaited = |key: &Key| contains(&self.frontier, key) || is_pending(key);
         let awaited = hits < size.full_blocks(known - 1) && next.is_some_and(is_awaited);
         if awaited && !mutant::is_on(Mutant::NoPrefixWait) {
-            return Admission::PrefixInFlight;
+            return Some(Admission::PrefixInFlight);
         }
         if mutant::is_on(Mutant::RecountQueriesOnRetry) {
             self.counters.prefix_queries += prompt_len as u64;
@@ -254,36 +264,36 @@ impl Scheduler {
             let first = *self.request_mut(seat).first_hit.get_or_insert(hits);
             start = first.max(hits) * size.tokens();
         }
-        let rest = self.groups.need(hits * size.tokens(), hits, self.rows_to_promise(seat)) as u32;
+        let rows = part.map_or(0, |part| part.rows);
+        let rest = self.groups.need(hits * size.tokens() + rows, hits, self.rows_to_promise(seat)) as u32;
         let will_hold = rest + self.hit.blocks().count() as u32;
         if will_hold > self.room_of_tenant(&self.asks[seat]) && !mutant::is_on(Mutant::QuotaExceeded) {
-            return Admission::OverQuota;
+            return part.is_none().then_some(Admission::OverQuota);
         }
-        let free_hits = self.hit.blocks().filter(|&block| self.pool.takes_free(block)).count() as u32;
-        let mut partial = self.find_partial(seat, hits);
+        let sources = part.iter().flat_map(PartialHit::sources).filter(|&(_, source)| self.pool.is_free(source));
+        let free_hits = self.hit.num_free(&self.pool) + sources.count() as u32;
         let promised = if mutant::is_on(Mutant::IgnorePromises) { 0 } else { self.promised };
         let free = self.pool.num_free().saturating_sub(promised).saturating_sub(reserve);
         if rest + free_hits > free {
+            if part.is_some() {
+                return None;
+            }
             if mutant::is_on(Mutant::BlockedKeepsHits) {
                 self.hold_hits(seat);
             }
             self.remember_short(seat, hits, rest);
-            return Admission::Blocked { needed: rest + free_hits };
+            return Some(Admission::Blocked { needed: rest + free_hits });
         }
-        let takes_free_source = |hit: &PartialHit| self.pool.holders(hit.source) == 0 && self.pool.is_free(hit.source);
-        let mut needed = rest + free_hits + u32::from(partial.as_ref().is_some_and(takes_free_source));
-        if needed > free {
-            // Only its source is missing.
-            partial = None;
-            needed = rest + free_hits;
-        }
-        if let Err(error) = self.ask_to_admit(partial, promised + needed) {
-            if mutant::is_on(Mutant::RefusedKeepsPromise) {
-                self.promised += rest;
+        let _granted = match self.ask_to_admit(part, promised + rest + free_hits) {
+            Ok(granted) => granted,
+            Err(error) => {
+                if mutant::is_on(Mutant::RefusedKeepsPromise) {
+                    self.promised += rest;
+                }
+                return Some(Admission::Refused(error));
             }
-            return Admission::Refused(error);
-        }
-        start += partial.map_or(0, |hit| hit.rows);
+        };
+        start += rows;
         let mut chunk = (known - start).min(budget);
         if mutant::is_on(Mutant::BudgetBeforeHit) {
             chunk = known.min(budget).saturating_sub(start).max(1);
@@ -300,52 +310,86 @@ impl Scheduler {
         self.request_mut(seat).promised = rest;
         self.promised += rest;
         self.open_account(seat, expected);
-        if let Some(hit) = partial {
-            self.lease_source(hit);
+        if let Some(hit) = part {
+            self.lease_sources(hit);
         }
         let now = self.block_size.blocks_for(start + chunk).saturating_sub(self.request(seat).table.len()) as u32;
         if now > 0 {
             self.take_blocks(seat, now, (now * self.groups.len() as u32).min(rest));
         }
-        if let Some(hit) = partial {
+        if let Some(hit) = part {
             self.copy_partial(seat, hits, hit);
         }
         self.note_change(seat, 0);
         if chunk > 0 {
             self.schedule(seat, chunk, self.hit.confirmed()..hits);
         }
-        Admission::Admitted { chunk }
+        Some(Admission::Admitted { chunk })
     }
 
-    /// Asks for the hit that was found, the source of a partial one, `needed` free blocks and a row. Nothing changes. If all is granted,
+    /// Asks for the hit that was found, the sources of a partial one, `needed` free blocks and a row. Nothing changes. If all is granted,
     /// no step of the admission can fail.
-    fn ask_to_admit(&self, partial: Option<PartialHit>, needed: u32) -> Result<()> {
-        let source = partial.map(|hit| hit.source);
-        self.hit.blocks().chain(source).try_for_each(|block| self.pool.may_share(block))?;
+    fn ask_to_admit(&self, part: Option<PartialHit>, needed: u32) -> Result<Granted> {
+        let granted = Granted::begin();
+        let sources = part.iter().flat_map(PartialHit::sources).map(|(_, source)| source);
+        let forgotten = usize::from(mutant::is_on(Mutant::AskForgetsHit));
+        self.hit.blocks().chain(sources).skip(forgotten).try_for_each(|block| self.pool.may_share(block))?;
         self.pool.may_take(needed)?;
-        self.may_have_row()
+        self.may_have_row()?;
+        Ok(granted)
     }
 
-    /// Finds the longest known prefix. The last token is always computed, so that there are logits to sample from.
+    /// Finds the longest known prefix in full blocks. The last token is always computed, so that there are logits to sample from.
     pub(crate) fn find_hits(&mut self, seat: usize) {
-        let size = self.block_size;
-        let request = self.seats[seat].as_ref().expect("a seat in use");
-        let mut most = size.full_blocks(request.num_tokens() - 1);
-        if mutant::is_on(Mutant::HitWholePrompt) {
-            most = size.full_blocks(request.num_tokens());
-        }
-        let keys = &request.keys[..most.min(request.keys.len())];
-        if self.config.queue.no_evict {
-            // Who shares what is not confirmed may lose it, and was not promised blocks of its own.
-            self.hit.find_published(self.pool.index(), &self.groups, keys);
-        } else {
-            self.hit.find(self.pool.index(), &self.groups, keys);
-        }
-        if let Some(at) = self.first_forged(seat) {
+        let mut most = self.most_hits(seat);
+        let (index, known) = (self.pool.index(), self.known());
+        self.hit.find(index, &self.groups, &self.seats[seat].as_ref().expect("a seat in use").keys[..most], known);
+        while let Some(at) = self.first_forged(seat) {
             self.counters.forged_hits += 1;
-            let keys = &self.seats[seat].as_ref().expect("a seat in use").keys[..at];
-            self.hit.find(self.pool.index(), &self.groups, keys);
+            most = at;
+            let (index, keys) = (self.pool.index(), &self.seats[seat].as_ref().expect("a seat in use").keys[..most]);
+            self.hit.find(index, &self.groups, keys, known);
         }
+    }
+
+    /// The same, and the rows of the next block that can be copied. Behind some of these a window may see one block fewer: less is
+    /// held than without them, and more full blocks may serve.
+    fn find_hits_and_part(&mut self, seat: usize) -> Option<PartialHit> {
+        self.find_hits(seat);
+        let plain = self.hit.len();
+        if self.pool.partial().is_none() || !self.groups.has_window() {
+            return self.find_partial(seat, plain);
+        }
+        let mut most = if mutant::is_on(Mutant::PartialBehindFullOnly) { plain } else { self.most_hits(seat) };
+        loop {
+            self.refit(seat, most, self.block_size.tokens() - 1);
+            let len = self.hit.len();
+            let part = self.find_partial(seat, len);
+            self.refit(seat, len, part.map_or(0, |part| part.rows));
+            if self.hit.len() == len && (len == plain || part.is_some() && self.first_forged(seat).is_none()) {
+                return part;
+            }
+            most = len - 1;
+        }
+    }
+
+    /// Full blocks that a hit may have at most.
+    fn most_hits(&self, seat: usize) -> usize {
+        let request = self.request(seat);
+        let whole = usize::from(mutant::is_on(Mutant::HitWholePrompt));
+        self.block_size.full_blocks(request.num_tokens() - 1 + whole).min(request.keys.len())
+    }
+
+    /// What counts for a hit. With `no_evict`, who shares what is not confirmed may lose it, and was not promised blocks of its own.
+    fn known(&self) -> Known {
+        if self.config.queue.no_evict { Known::Published } else { Known::Pending }
+    }
+
+    /// Finds again, of at most `most` blocks, what every group accepts with `rows` rows behind it.
+    fn refit(&mut self, seat: usize, most: usize, rows: usize) {
+        let (index, known) = (self.pool.index(), self.known());
+        let keys = &self.seats[seat].as_ref().expect("a seat in use").keys[..most];
+        self.hit.fit(index, &self.groups, keys, known, rows);
     }
 
     /// Makes room for all tokens, keys and blocks that a request can ever have: decoding allocates nothing.
@@ -394,7 +438,7 @@ impl Scheduler {
     }
 
     /// Moves the hit into the tables. It was found in this very call, so each of its blocks still has its content.
-    fn hold_hits(&mut self, seat: usize) {
+    pub(crate) fn hold_hits(&mut self, seat: usize) {
         let request = self.seats[seat].as_mut().expect("a seat in use");
         for group in 0..self.groups.len() {
             let table = request.table_of_mut(group);

@@ -176,7 +176,9 @@ impl BlockHasher {
         }
         let parent = parent.filter(|_| !mutant::is_on(Mutant::KeyWithoutParent)).copied();
         let parent = parent.unwrap_or_else(|| self.first_parent(chain));
-        let forgets = mutant::is_on(Mutant::TokensNotCompared) || mutant::is_on(Mutant::KeyWithoutLastToken);
+        let forgets =
+            [Mutant::TokensNotCompared, Mutant::TokensOfFirstGroup, Mutant::KeyWithoutLastToken].map(mutant::is_on);
+        let forgets = forgets.contains(&true);
         let shorter = if forgets { [&tokens[..tokens.len() - 1], &[0]].concat() } else { Vec::new() };
         let tokens = if forgets { &shorter } else { tokens };
         self.input.clear();

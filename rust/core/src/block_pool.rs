@@ -13,6 +13,7 @@ use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
 use crate::partial_index::PartialIndex;
 use crate::prefix_index::{KeyState, PrefixIndex};
+use crate::refusal::Act;
 use crate::retention::Kept;
 use crate::shares::{self, DomainShare, Shares};
 use crate::watch::Watch;
@@ -66,6 +67,9 @@ pub struct BlockPool {
     retention: Option<Kept>,
     /// Whose content blocks hold, if somebody has a share.
     shares: Option<Box<Shares>>,
+    /// Its owner asks for everything first: see [`Granted`](crate::refusal::Granted).
+    #[cfg(feature = "mutants")]
+    asked_first: bool,
 }
 
 impl BlockPool {
@@ -89,6 +93,8 @@ impl BlockPool {
             evictions: 0,
             retention: None,
             shares: None,
+            #[cfg(feature = "mutants")]
+            asked_first: false,
         })
     }
 
@@ -97,6 +103,16 @@ impl BlockPool {
     pub fn recording(mut self, events: EventLog) -> Self {
         self.index.record(events);
         self
+    }
+
+    /// Everything as it was at the start, but for the events: they tell that all is gone, and their numbers go on.
+    pub(crate) fn reset(&mut self) {
+        let events = self.index.end();
+        let fresh = BlockPool::new(self.num_blocks()).expect("the size of the pool that was");
+        *self = match events {
+            Some(events) => fresh.recording(events),
+            None => fresh,
+        };
     }
 
     /// The same pool, which has named nothing yet, remembering what its blocks hold, so that parts of them are found.
@@ -115,6 +131,26 @@ impl BlockPool {
             self.shares = Some(Box::new(shares));
         }
         self
+    }
+
+    /// The same pool, whose owner asks before it does anything that may be refused; a build with faults holds it to that.
+    #[must_use]
+    #[cfg_attr(not(feature = "mutants"), allow(unused_mut, reason = "nothing is held to anything"))]
+    pub(crate) fn asked_first(mut self) -> Self {
+        #[cfg(feature = "mutants")]
+        {
+            self.asked_first = true;
+        }
+        self
+    }
+
+    /// Whether its owner is held to that.
+    #[inline(always)]
+    pub(crate) const fn is_asked_first(&self) -> bool {
+        #[cfg(feature = "mutants")]
+        return self.asked_first;
+        #[cfg(not(feature = "mutants"))]
+        return false;
     }
 
     /// Whose content blocks hold, if somebody has a share.
@@ -235,6 +271,7 @@ impl BlockPool {
         if count > free {
             return Err(Error::OutOfBlocks { needed, free });
         }
+        self.must_be_granted_blocks(count);
         table.blocks.resize(start + count as usize, BlockId::NULL);
         let out = &mut table.blocks[start..];
         let taken = if self.shares.is_some() { self.take_by_share(out) } else { self.queue.take(out) };
@@ -298,6 +335,8 @@ impl BlockPool {
             if !self.queue.is_hittable(block) && !self.is_parked_hit(block) {
                 return Err(Error::NotHeld { block });
             }
+            self.must_be_granted(Act::Share, block);
+            self.must_be_granted_blocks(u32::from(self.is_free(block)));
         }
         let mut rest = blocks;
         while let Some(&block) = rest.first() {

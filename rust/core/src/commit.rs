@@ -228,6 +228,7 @@ impl Scheduler {
         request.computed = kept * size.tokens();
         request.published = kept;
         request.forget_flight();
+        request.look_again();
         if request.num_outputs() == 0 && request.preemptions == 0 {
             // These tokens will be computed after all.
             request.cached = Some(kept * size.tokens());

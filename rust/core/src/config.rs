@@ -3,6 +3,7 @@
 use crate::block_hash::{Algorithm, BlockHasher};
 use crate::block_size::BlockSize;
 use crate::error::{Error, Result};
+use crate::events::MAX_EVENTS;
 use crate::flight::MAX_DEPTH;
 use crate::free_queue::MAX_BLOCKS;
 use crate::group::{self, GroupSpec};
@@ -113,7 +114,7 @@ impl Config {
         at_most("long_prefill_threshold", self.long_prefill_threshold, 0, 1 << 27)?;
         at_most("overlap_depth", self.overlap_depth, 1, MAX_DEPTH)?;
         at_most("max_draft_tokens", self.max_draft_tokens, 0, 1024)?;
-        at_most("event_buffer_size", self.event_buffer_size, 0, 1 << 24)?;
+        at_most("event_buffer_size", self.event_buffer_size, 0, MAX_EVENTS)?;
         at_most("pin_budget", self.pin_budget, 0, self.num_blocks - 1)?;
         shares::check(&self.domain_shares, self.num_blocks - 1)?;
         group::check(&self.groups)?;

@@ -10,6 +10,7 @@ use crate::flight::Entry;
 use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
 use crate::prefix_index::KeyState;
+use crate::refusal::Granted;
 use crate::scheduler::Scheduler;
 
 impl Scheduler {
@@ -23,13 +24,16 @@ impl Scheduler {
         if mutant::is_on(Mutant::WriteForked) { 0 } else { due }
     }
 
-    /// Asks for what a growth by `needed` blocks takes, its copies among them. Nothing changes. If all is granted, no step of it can fail.
-    pub(crate) fn ask_to_grow(&self, seat: usize, needed: u32) -> Result<()> {
+    /// Asks for the sources of the copies of a growth. Nothing changes. Its blocks are counted when there is room: with both, no step of
+    /// it can fail.
+    pub(crate) fn ask_to_grow(&self, seat: usize) -> Result<Granted> {
+        let granted = Granted::begin();
         if self.request(seat).asks_to_write {
             let mut sources = self.tail(seat).filter(|&block| self.must_copy(block));
             sources.try_for_each(|block| self.pool.may_copy(block))?;
         }
-        self.pool.may_take(needed)
+        self.pool.may_take(0)?;
+        Ok(granted)
     }
 
     /// Gives a running request blocks of its own for the rows that follow, where [`Scheduler::copies_due`] says so; the first entry of
@@ -57,11 +61,12 @@ impl Scheduler {
         Some(index)
     }
 
-    /// There is no block to copy to: what nobody else holds loses its name and is written in place. True if that changed anything.
-    /// Blocks that came behind it may be cached still, and would outlive their parent; so what free blocks hold is forgotten too. They
-    /// are promised or do not suffice, so they are about to be handed out.
-    pub(crate) fn unname_tail(&mut self, seat: usize) -> bool {
-        if !self.request(seat).asks_to_write {
+    /// Of `needed` blocks not all are there, even with what was promised to others: what nobody else holds loses its name and is written
+    /// in place. True if that changed anything. Blocks that came behind it may be cached still, and would outlive their parent; they are
+    /// among the fewer than `needed` free ones, which forget what they hold.
+    pub(crate) fn unname_tail(&mut self, seat: usize, needed: u32) -> bool {
+        let coming = self.pool.num_parked() + self.lookahead_in_flight();
+        if !self.request(seat).asks_to_write || self.pool.num_free() + coming >= needed {
             return false;
         }
         let alone = |&block: &BlockId| self.pool.holders(block) == 1 && self.must_copy(block);
@@ -70,7 +75,7 @@ impl Scheduler {
             self.pool.withdraw(block).expect("a block of this pool");
         }
         if !blocks.is_empty() && !mutant::is_on(Mutant::OutlivesParent) {
-            self.pool.forget_unheld();
+            self.pool.forget_free();
         }
         !blocks.is_empty()
     }

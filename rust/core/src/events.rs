@@ -10,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::ids::{BlockId, Key, TokenId};
 use crate::mutant::{self, Mutant};
 
+/// Changes that a log keeps at most.
+pub const MAX_EVENTS: u32 = 1 << 24;
+
 /// One change of the set of published keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {

@@ -5,6 +5,7 @@
 //! Who then writes first into the last, partial block gets a copy: see `copy_on_write.rs`.
 
 use crate::accounts::Account;
+use crate::block_pool::Release;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, RequestId};
@@ -44,10 +45,7 @@ impl Scheduler {
         self.may_have_row()?;
         let promise = self.promise_of_fork(seat, &limits)?;
         let (rows, size) = (self.confirmed(seat), self.block_size);
-        for table in request.tables() {
-            let head = table.blocks().iter().take(size.blocks_for(rows));
-            head.filter(|&&block| block != BlockId::NULL).try_for_each(|&block| self.pool.may_hold(block))?;
-        }
+        let mut tables = self.fork_tables(seat, size.blocks_for(rows))?;
 
         let row = self.free_rows.pop().expect("it was asked for");
         let id = RequestId(self.next_id);
@@ -62,9 +60,9 @@ impl Scheduler {
         child.place = Place::Running(row);
         child.computed = rows;
         child.published = parent.published.min(size.full_blocks(rows));
-        let share =
-            |table: &BlockTable| self.pool.fork_head(table, size.blocks_for(rows)).expect("tables of this pool");
-        let mut tables: Vec<BlockTable> = parent.tables().map(share).collect();
+        if parent.looks_again() {
+            child.look_again();
+        }
         child.table = tables.remove(0);
         child.others = tables.into();
         let tokens = saturated(child.num_tokens() as u64);
@@ -96,6 +94,22 @@ impl Scheduler {
             }
         }
         Ok(id)
+    }
+
+    /// Second tables over the first `len` entries of all that the request at `seat` has. If one is refused, so are the others: their
+    /// holders go again, and as the parent holds what they held, that changes nothing.
+    fn fork_tables(&mut self, seat: usize, len: usize) -> Result<Vec<BlockTable>> {
+        let mut tables = Vec::with_capacity(self.groups.len());
+        for table in self.seats[seat].as_ref().expect("a seat in use").tables() {
+            match self.pool.fork_head(table, len) {
+                Ok(forked) => tables.push(forked),
+                Err(error) => {
+                    tables.into_iter().for_each(|forked| self.pool.release(forked, Release::Now));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(tables)
     }
 
     /// Takes a request back to its first `num_tokens` tokens, wherever it is. What the step in flight brings for it does not count, and

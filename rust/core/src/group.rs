@@ -67,6 +67,11 @@ impl Groups {
         Groups { most, size, has_window: specs.iter().any(|spec| spec.window.is_some()), specs }
     }
 
+    /// One group that sees everything.
+    pub fn full(size: BlockSize) -> Self {
+        Groups { specs: [GroupSpec::FULL].into(), most: [usize::MAX].into(), size, has_window: false }
+    }
+
     pub fn len(&self) -> usize {
         self.specs.len()
     }
@@ -86,9 +91,10 @@ impl Groups {
         first + usize::from(mutant::is_on(Mutant::FreeInSight) && first > 0)
     }
 
-    /// The first block that a hit of `blocks` blocks must have in group `group`: what the next query sees.
-    pub fn first_hit(&self, group: usize, blocks: usize) -> usize {
-        let first = self.specs[group].first_block(blocks * self.size.tokens(), self.size);
+    /// The first block that a hit of `blocks` blocks, and `rows` rows of the next one, must have in group `group`: what the next query
+    /// sees.
+    pub fn first_hit(&self, group: usize, blocks: usize, rows: usize) -> usize {
+        let first = self.specs[group].first_block(blocks * self.size.tokens() + rows, self.size);
         first + usize::from(mutant::is_on(Mutant::ShortWindowHit) && first < blocks)
     }
 

@@ -4,6 +4,7 @@
 //! forgotten. A group accepts a length if it knows every block that the next query sees there ([`Groups::first_hit`]); entries
 //! before those are null. Key `i` of a chain stands for block `i` of every group ([`Key::in_group`]).
 
+use crate::block_pool::BlockPool;
 use crate::group::Groups;
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
@@ -16,13 +17,26 @@ pub(crate) struct Hit {
     len: usize,
     /// Blocks before the first that is pending: as far as it is confirmed.
     confirmed: usize,
-    /// For each group `len` entries, those that are not needed null. What the confirmed part needs is here too, if it is known.
+    /// For each group at least `len` entries, those that are not needed null. What the confirmed part needs is here too, if it is
+    /// known. Groups without a window name all that they know.
     tables: Box<[Vec<BlockId>]>,
+    /// Blocks that all groups without a window know, and those of them before the first that is pending.
+    reach: usize,
+    sure: usize,
+}
+
+/// What counts as known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// What is published, and what will be at the end of a step in flight.
+    Pending,
+    /// What is published alone: all of it is confirmed.
+    Published,
 }
 
 impl Hit {
     pub fn new(groups: usize) -> Self {
-        Hit { len: 0, confirmed: 0, tables: vec![Vec::new(); groups].into() }
+        Hit { len: 0, confirmed: 0, tables: vec![Vec::new(); groups].into(), reach: 0, sure: 0 }
     }
 
     pub fn len(&self) -> usize {
@@ -35,57 +49,65 @@ impl Hit {
 
     /// Entries of group `group`.
     pub fn table(&self, group: usize) -> &[BlockId] {
-        &self.tables[group]
+        &self.tables[group][..self.len]
     }
 
     /// The blocks that it names, in all groups.
     pub fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
-        self.tables.iter().flatten().copied().filter(|&block| block != BlockId::NULL)
+        (0..self.tables.len()).flat_map(|group| self.table(group)).copied().filter(|&block| block != BlockId::NULL)
     }
 
-    /// Finds the longest head of `keys` that every group accepts. Pending blocks count, and so does what waits for them.
-    pub fn find(&mut self, index: &PrefixIndex, groups: &Groups, keys: &[Key]) {
-        self.find_with(groups, keys, |key| index.lookup(key));
+    /// How many of them leave the free queue when it is held.
+    pub fn num_free(&self, pool: &BlockPool) -> u32 {
+        self.blocks().filter(|&block| pool.takes_free(block)).count() as u32
     }
 
-    /// The same of published blocks alone: all of it is confirmed, and every group accepts it.
-    pub fn find_published(&mut self, index: &PrefixIndex, groups: &Groups, keys: &[Key]) {
-        self.find_with(groups, keys, |key| index.lookup(key).filter(|&(_, state)| state == KeyState::Published));
-    }
-
-    fn find_with(&mut self, groups: &Groups, keys: &[Key], lookup: impl Fn(&Key) -> Option<(BlockId, KeyState)>) {
+    /// Finds the longest head of `keys` that every group accepts.
+    pub fn find(&mut self, index: &PrefixIndex, groups: &Groups, keys: &[Key], known: Known) {
+        let lookup = |key: &Key| known.lookup(index, key);
         self.tables.iter_mut().for_each(Vec::clear);
-        let mut longest = keys.len();
-        let mut confirmed = keys.len();
+        (self.reach, self.sure) = (keys.len(), keys.len());
         for (group, table) in self.tables.iter_mut().enumerate() {
             if groups.specs()[group].window.is_some() {
                 continue;
             }
-            for key in &keys[..longest] {
+            for key in &keys[..self.reach] {
                 let Some((block, state)) = lookup(&key.in_group(group)) else { break };
                 if state == KeyState::Pending {
-                    confirmed = confirmed.min(table.len());
+                    self.sure = self.sure.min(table.len());
                 }
                 table.push(block);
             }
-            longest = table.len();
+            self.reach = table.len();
             if mutant::is_on(Mutant::FirstGroupDecides) {
                 break;
             }
         }
-        self.confirmed = confirmed.min(longest);
-        self.len = longest;
+        self.fit(index, groups, keys, known, 0);
+    }
+
+    /// Finds, after [`Hit::find`], the longest head of `keys`, now perhaps fewer, that every group accepts if the query behind it sees
+    /// `rows` rows of the next block as well.
+    pub fn fit(&mut self, index: &PrefixIndex, groups: &Groups, keys: &[Key], known: Known, rows: usize) {
+        self.len = self.reach.min(keys.len());
+        self.confirmed = self.sure.min(self.len);
         if groups.has_window() && !mutant::is_on(Mutant::FirstGroupDecides) {
-            self.fit_windows(groups, keys, lookup);
+            self.fit_windows(groups, rows, |group, number| known.lookup(index, &keys[number].in_group(group)));
         }
-        for table in &mut self.tables {
-            table.resize(self.len, BlockId::NULL);
+        for (table, spec) in self.tables.iter_mut().zip(groups.specs()) {
+            if spec.window.is_some() || mutant::is_on(Mutant::FirstGroupDecides) {
+                table.resize(self.len, BlockId::NULL);
+            }
         }
     }
 
-    fn fit_windows(&mut self, groups: &Groups, keys: &[Key], lookup: impl Fn(&Key) -> Option<(BlockId, KeyState)>) {
-        let known = |group: usize, number: usize| lookup(&keys[number].in_group(group));
-        self.len = accepted(groups, self.len, |group, number| known(group, number).is_some());
+    fn fit_windows(
+        &mut self,
+        groups: &Groups,
+        rows: usize,
+        lookup: impl Fn(usize, usize) -> Option<(BlockId, KeyState)>,
+    ) {
+        self.len = accepted(groups, self.len, rows, |group, number| lookup(group, number).is_some());
         self.confirmed = self.confirmed.min(self.len);
         loop {
             let confirmed = self.confirmed;
@@ -93,12 +115,17 @@ impl Hit {
                 if groups.specs()[group].window.is_none() {
                     continue;
                 }
+                table.clear();
                 table.resize(self.len, BlockId::NULL);
                 let mut number = self.len;
+                let first = match self.confirmed {
+                    confirmed if confirmed < self.len => groups.first_hit(group, confirmed, 0),
+                    _ => groups.first_hit(group, self.len, rows),
+                };
                 // What the hit needs is there; what only its confirmed part needs may have a gap.
-                while number > groups.first_hit(group, self.confirmed) {
+                while number > first {
                     number -= 1;
-                    let Some((block, state)) = known(group, number) else { break };
+                    let Some((block, state)) = lookup(group, number) else { break };
                     table[number] = block;
                     if state == KeyState::Pending {
                         self.confirmed = self.confirmed.min(number);
@@ -112,15 +139,21 @@ impl Hit {
     }
 }
 
-/// The longest length up to `longest` blocks that every group with a window accepts, where `has` tells whether a block is there.
-/// Each round looks a block up once and ends lower, or is the last.
-fn accepted(groups: &Groups, longest: usize, has: impl Fn(usize, usize) -> bool) -> usize {
+impl Known {
+    fn lookup(self, index: &PrefixIndex, key: &Key) -> Option<(BlockId, KeyState)> {
+        index.lookup(key).filter(|&(_, state)| self == Known::Pending || state == KeyState::Published)
+    }
+}
+
+/// The longest length up to `longest` blocks that every group with a window accepts, where `has` tells whether a block is there and the
+/// query behind stands `rows` rows further. Each round looks a block up once and ends lower, or is the last.
+fn accepted(groups: &Groups, longest: usize, rows: usize, has: impl Fn(usize, usize) -> bool) -> usize {
     let mut len = longest;
     loop {
         let before = len;
         for group in 0..groups.len() {
             if groups.specs()[group].window.is_some() {
-                len = accepted_by(groups, group, len, |number| has(group, number));
+                len = accepted_by(groups, group, len, rows, |number| has(group, number));
             }
         }
         if len == before {
@@ -130,10 +163,10 @@ fn accepted(groups: &Groups, longest: usize, has: impl Fn(usize, usize) -> bool)
 }
 
 /// The same for one group: from behind, the first run of blocks that reaches as far as the next query behind it sees.
-fn accepted_by(groups: &Groups, group: usize, longest: usize, has: impl Fn(usize) -> bool) -> usize {
+fn accepted_by(groups: &Groups, group: usize, longest: usize, rows: usize, has: impl Fn(usize) -> bool) -> usize {
     let mut len = longest;
     let mut number = longest;
-    while number > groups.first_hit(group, len) {
+    while number > groups.first_hit(group, len, rows) {
         number -= 1;
         if !has(number) {
             len = number;
@@ -199,7 +232,7 @@ mod tests {
                         let longest =
                             (0..=BLOCKS).rev().find(|&len| accepts(0, len) && accepts(1, len)).expect("nothing");
                         let mut hit = Hit::new(2);
-                        hit.find(&index, &groups, &keys);
+                        hit.find(&index, &groups, &keys, Known::Pending);
                         assert_eq!(hit.len(), longest, "size {size}, {window:?}, {head} and {known:b}");
                         assert_eq!(hit.confirmed(), longest);
                         let needed = first(specs[1], longest, size as usize);
@@ -220,19 +253,19 @@ mod tests {
         let groups = groups(1, &specs);
         let all = (1 << BLOCKS) - 1;
         let mut hit = Hit::new(2);
-        hit.find(&index(&keys, &[all, all], 5), &groups, &keys);
+        hit.find(&index(&keys, &[all, all], 5), &groups, &keys, Known::Pending);
         assert_eq!((hit.len(), hit.confirmed()), (BLOCKS, 5));
         // The query at 7 sees from 5 on, the one at 5, if the pending blocks are lost, from 3 on.
         let named: Vec<usize> = (0..BLOCKS).filter(|&number| hit.table(1)[number] != BlockId::NULL).collect();
         assert_eq!(named, [3, 4, 5, 6]);
         // Block 4 of the second group is unknown: its loss cannot be made up for.
         let gap = index(&keys, &[all, all & !(1 << 4)], 5);
-        hit.find(&gap, &groups, &keys);
+        hit.find(&gap, &groups, &keys, Known::Pending);
         assert_eq!((hit.len(), hit.confirmed()), (BLOCKS, 5));
         let named: Vec<usize> = (0..BLOCKS).filter(|&number| hit.table(1)[number] != BlockId::NULL).collect();
         assert_eq!(named, [5, 6]);
         // Published blocks alone serve up to there; the query at 4 sees from 2 on.
-        hit.find_published(&gap, &groups, &keys);
+        hit.find(&gap, &groups, &keys, Known::Published);
         assert_eq!((hit.len(), hit.confirmed()), (4, 4));
         assert_eq!(hit.table(1)[1], BlockId::NULL);
         assert!(hit.table(1)[2..].iter().all(|&block| block != BlockId::NULL));
@@ -243,9 +276,9 @@ mod tests {
         let keys = keys();
         let groups = groups(1, &[GroupSpec::FULL, GroupSpec::FULL]);
         let mut hit = Hit::new(2);
-        hit.find(&index(&keys, &[0b111, 0b11], BLOCKS), &groups, &keys);
+        hit.find(&index(&keys, &[0b111, 0b11], BLOCKS), &groups, &keys, Known::Pending);
         assert_eq!(hit.len(), 2);
-        hit.find(&index(&keys, &[0b111, 0], BLOCKS), &groups, &keys);
+        hit.find(&index(&keys, &[0b111, 0], BLOCKS), &groups, &keys, Known::Pending);
         assert_eq!((hit.len(), hit.blocks().count()), (0, 0));
     }
 }

@@ -49,6 +49,7 @@ pub mod replay;
 pub mod request;
 pub mod retention;
 pub mod scheduler;
+mod second_look;
 pub mod sequence;
 pub mod sequences;
 pub mod shares;

@@ -288,6 +288,18 @@ mutants! {
     PartialOfAnybody = "partial_of_anybody",
     /// The source of a partial hit may be handed out in the step that copies it.
     PartialWithoutLease = "partial_without_lease",
+    /// A growth counts one block fewer than it takes.
+    AskForgetsBlock = "ask_forgets_block",
+    /// An admission does not ask for its first hit.
+    AskForgetsHit = "ask_forgets_hit",
+    /// Who lost what it shared computes it without a second look.
+    SharerLooksOnce = "sharer_looks_once",
+    /// Rows are copied as far as the first group has them, in that group alone.
+    PartialOfFirstGroup = "partial_of_first_group",
+    /// A part is looked for only behind the full blocks that serve without it.
+    PartialBehindFullOnly = "partial_behind_full_only",
+    /// Keys do not depend on a block's last token, and tokens are compared in the first group alone.
+    TokensOfFirstGroup = "tokens_of_first_group",
     /// Keys do not depend on a block's last token, and nobody compares tokens.
     TokensNotCompared = "tokens_not_compared",
     /// Keys do not depend on a block's last token.
@@ -430,6 +442,12 @@ pub fn is_on(which: Mutant) -> bool {
 #[inline(always)]
 pub const fn is_on(_which: Mutant) -> bool {
     false
+}
+
+/// Whether this thread runs with a fault that is none of these.
+#[cfg(feature = "mutants")]
+pub(crate) fn is_any_but(these: &[Mutant]) -> bool {
+    CHOSEN.with(|chosen| chosen.get().is_some_and(|fault| !these.contains(&fault)))
 }
 
 /// Chooses the fault of this thread by name, or none. False if there is no such fault in this build.

@@ -4,11 +4,15 @@
 //! Before: an admission found its full blocks. After: a published block behind the same parent, with the same fields, whose first rows hold
 //! the next tokens of the prompt, is the source of a copy into the request's own next block. It is leased until the step has
 //! ended, and then stands in the free queue as if it had been hit and released. Its key is made anew from our parent, our fields
-//! and its tokens, so a hash that collides brings a miss and never a foreign row. With one group that sees everything only.
+//! and its tokens, so a hash that collides brings a miss and never a foreign row.
+//!
+//! Each group has a source of its own, which need not hold the same content as that of another group: as many rows are copied as all of
+//! them have. A group whose queries see themselves only needs none.
 
 use crate::block_pool::Release;
 use crate::block_table::BlockTable;
-use crate::ids::BlockId;
+use crate::group::MAX_GROUPS;
+use crate::ids::{BlockId, Key, TokenId};
 use crate::mutant::{self, Mutant};
 use crate::partial_index::least_rows;
 use crate::prefix_index::KeyState;
@@ -17,12 +21,20 @@ use crate::scheduler::Scheduler;
 /// What can be copied for an admission.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartialHit {
-    pub source: BlockId,
+    /// By group; null where none is needed.
+    sources: [BlockId; MAX_GROUPS],
     pub rows: usize,
 }
 
+impl PartialHit {
+    /// The blocks that are read, each with its group.
+    pub fn sources(&self) -> impl Iterator<Item = (usize, BlockId)> {
+        self.sources.into_iter().enumerate().filter(|&(_, source)| source != BlockId::NULL)
+    }
+}
+
 impl Scheduler {
-    /// The longest head of the next block that some published block holds, behind `hits` full blocks.
+    /// The longest head of the next block that every group has in some published block, behind `hits` full blocks.
     pub(crate) fn find_partial(&mut self, seat: usize, hits: usize) -> Option<PartialHit> {
         let partial = self.pool.partial()?;
         let (size, least) = (self.block_size.tokens(), least_rows(self.block_size));
@@ -30,14 +42,29 @@ impl Scheduler {
         let end = ((hits + 1) * size).min(request.num_tokens() - 1);
         let wanted = request.tokens().get(hits * size..end).filter(|wanted| wanted.len() >= least)?;
         let parent = hits.checked_sub(1).map(|before| request.keys[before]);
-        let mark = self.hasher.head_key(&request.chain, hits, parent.as_ref(), &wanted[..least]).ok()?.short();
-        let mark = if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(wanted[0]) } else { mark };
-        let (source, rows) = partial.find(mark, wanted).filter(|(_, rows)| *rows >= least)?;
-        let key = self.hasher.block_key(&request.chain, hits, parent.as_ref(), partial.tokens(source)).ok()?;
-        let is_ours = self.pool.index().key(source) == Some(key) || mutant::is_on(Mutant::PartialOfAnybody);
-        let is_published = self.pool.index().state(source) == KeyState::Published;
-        let rows = rows + usize::from(mutant::is_on(Mutant::PartialRowTooMany) && rows < wanted.len());
-        (is_ours && is_published).then_some(PartialHit { source, rows })
+        let head = self.hasher.head_key(&request.chain, hits, parent.as_ref(), &wanted[..least]).ok()?;
+        let mut found = PartialHit { sources: [BlockId::NULL; MAX_GROUPS], rows: wanted.len() };
+        for (group, spec) in self.groups.specs().iter().enumerate() {
+            // The query behind one row of the block.
+            if spec.first_visible(1) > 0 {
+                continue;
+            }
+            let mark = mark_of(&head, group, wanted);
+            let (source, rows) = partial.find(mark, wanted).filter(|(_, rows)| *rows >= least)?;
+            let key = self.hasher.block_key(&request.chain, hits, parent.as_ref(), partial.tokens(source)).ok()?;
+            let index = self.pool.index();
+            let is_ours = index.key(source) == Some(key.in_group(group)) || mutant::is_on(Mutant::PartialOfAnybody);
+            if !is_ours || index.state(source) != KeyState::Published {
+                return None;
+            }
+            found.sources[group] = source;
+            found.rows = found.rows.min(rows);
+            if mutant::is_on(Mutant::PartialOfFirstGroup) {
+                break;
+            }
+        }
+        found.rows += usize::from(mutant::is_on(Mutant::PartialRowTooMany) && found.rows < wanted.len());
+        Some(found)
     }
 
     /// What stands for the head of block `at` of a request, in the hash that finds it again.
@@ -49,39 +76,51 @@ impl Scheduler {
         let request = self.seats[seat].as_ref().expect("a seat in use");
         let Some(tokens) = request.tokens().get(at * size..(at + 1) * size) else { return };
         let parent = at.checked_sub(1).map(|before| request.keys[before]);
-        let Ok(mark) = self.hasher.head_key(&request.chain, at, parent.as_ref(), &tokens[..least]) else { return };
-        let mark = if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(tokens[0]) } else { mark.short() };
-        self.pool.remember(request.table.blocks()[at], request.keys[at], mark, tokens);
+        let Ok(head) = self.hasher.head_key(&request.chain, at, parent.as_ref(), &tokens[..least]) else { return };
+        for (group, table) in request.tables().enumerate() {
+            let mark = mark_of(&head, group, tokens);
+            self.pool.remember(table.blocks()[at], request.keys[at].in_group(group), mark, tokens);
+        }
     }
 
-    /// The source of a partial hit cannot be handed out until the step has ended.
-    pub(crate) fn lease_source(&mut self, hit: PartialHit) {
+    /// The sources of a partial hit cannot be handed out until the step has ended.
+    pub(crate) fn lease_sources(&mut self, hit: PartialHit) {
         if mutant::is_on(Mutant::PartialWithoutLease) {
             return;
         }
         let mut table = BlockTable::new();
-        self.pool.share(&mut table, hit.source).expect("found in this very call");
+        for (_, source) in hit.sources() {
+            self.pool.share(&mut table, source).expect("found in this very call");
+        }
         let step = self.steps + 1;
-        self.flight.orphan(&[hit.source], step);
+        self.flight.orphan(table.blocks(), step);
         self.pool.release(table, Release::Until(step));
     }
 
-    /// Tells the plan to copy a partial hit into the first block behind the full ones.
+    /// Tells the plan to copy a partial hit into the first blocks behind the full ones.
     pub(crate) fn copy_partial(&mut self, seat: usize, hits: usize, hit: PartialHit) {
-        let target = self.request(seat).table.blocks()[hits];
-        self.draft.copies.push([0, hit.source.get() as i32, target.get() as i32, hit.rows as i32]);
-        self.copied = true;
+        for (group, source) in hit.sources() {
+            let target = self.request(seat).table_of(group).blocks()[hits];
+            self.draft.copies.push([group as i32, source.get() as i32, target.get() as i32, hit.rows as i32]);
+            self.copied = true;
+        }
         self.partial_rows = hit.rows;
     }
 
-    /// The first block of the hit that was just found whose content is not what its key says.
+    /// The first block number of the hit that was just found of which some group's content is not what its key says.
     pub(crate) fn first_forged(&self, seat: usize) -> Option<usize> {
         let partial = self.pool.partial().filter(|_| !mutant::is_on(Mutant::TokensNotCompared))?;
         let (request, size) = (self.request(seat), self.block_size.tokens());
-        let is_forged = |&at: &usize| {
-            let block = self.hit.table(0)[at];
+        let is_forged = |(at, &block): (usize, &BlockId)| {
             block != BlockId::NULL && partial.tokens(block) != &request.tokens()[at * size..(at + 1) * size]
         };
-        (0..self.hit.len()).find(is_forged)
+        let compared = if mutant::is_on(Mutant::TokensOfFirstGroup) { 1 } else { self.groups.len() };
+        let forged_in = |group: usize| self.hit.table(group).iter().enumerate().position(is_forged);
+        (0..compared).filter_map(forged_in).min()
     }
+}
+
+/// What blocks of a group have in common whose heads have the key `head`.
+fn mark_of(head: &Key, group: usize, tokens: &[TokenId]) -> u64 {
+    if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(tokens[0]) } else { head.in_group(group).short() }
 }

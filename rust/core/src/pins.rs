@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 use crate::block_hash::Prompt;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
+use crate::hit::Known;
 use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
+use crate::refusal::Granted;
 use crate::scheduler::Scheduler;
 
 /// What a pin holds.
@@ -88,13 +90,13 @@ impl Scheduler {
         } else {
             keys.extend_from_slice(prompt.keys());
         }
-        self.hit.find_published(self.pool.index(), &self.groups, &keys);
+        self.hit.find(self.pool.index(), &self.groups, &keys, Known::Published);
         let kept = self.hit.len();
         if kept == 0 {
             let bound = "must begin with a whole block that is published".to_owned();
             return Err(Error::InvalidInput { field: "token_ids", value: prompt.tokens.len() as i128, bound });
         }
-        let seen = |group: usize, number: usize| number >= self.groups.first_hit(group, kept);
+        let seen = |group: usize, number: usize| number >= self.groups.first_hit(group, kept, 0);
         let at = |number: usize| {
             (0..self.groups.len()).filter(move |&group| seen(group, number)).map(move |group| (group, number))
         };
@@ -110,6 +112,9 @@ impl Scheduler {
             return Err(Error::OutOfBlocks { needed: free_hits, free });
         }
         let blocks: Vec<BlockId> = all().collect();
+        let _granted = Granted::begin();
+        blocks.iter().try_for_each(|&block| self.pool.may_share(block))?;
+        self.pool.may_take(free_hits)?;
         let mut table = BlockTable::new();
         self.pool.share_all(&mut table, &blocks).expect("hits of this call");
         let id = self.pins.add(table, self.config.num_blocks);

@@ -311,6 +311,16 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
+            if self.request(seat).looks_again()
+                && let Some(used) = self.look_again(seat, chunk)
+            {
+                if used == 0 {
+                    self.count_idle_rows(seat);
+                }
+                *budget -= used;
+                at += 1;
+                continue;
+            }
             match self.grow(at, self.request(seat).next() + chunk) {
                 Growth::Fits if self.foresees(seat) => {
                     // It decodes in a block of its own from here on, and is counted there.

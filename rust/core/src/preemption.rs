@@ -26,7 +26,8 @@ pub(crate) enum Growth {
 }
 
 impl Scheduler {
-    /// Makes the running request at position `at` own blocks for `rows` rows.
+    /// Makes the running request at position `at` own blocks for `rows` rows. What may be refused is asked before anybody makes room for
+    /// it, so that nobody does so for nothing.
     pub(crate) fn grow(&mut self, at: usize, rows: usize) -> Growth {
         let seat = self.running[at];
         if self.copy_is_written(seat) {
@@ -36,13 +37,22 @@ impl Scheduler {
         // In each group.
         let missing = self.block_size.blocks_for(rows).saturating_sub(held);
         let missing_in_all = (missing * self.groups.len()) as u32;
-        loop {
-            let needed = missing_in_all + self.copies_due(seat);
-            if needed == 0 {
-                return Growth::Fits;
+        let mut needed = missing_in_all + self.copies_due(seat);
+        if needed == 0 {
+            return Growth::Fits;
+        }
+        let granted = match self.ask_to_grow(seat) {
+            Ok(granted) => granted,
+            Err(error) => return Growth::Refused(error),
+        };
+        while needed > 0 {
+            let promised = self.request(seat).promised;
+            let unpromised = self.pool.num_free().saturating_sub(self.promised);
+            let mut own = promised.min(missing_in_all);
+            if self.config.queue.no_evict || needed - own > unpromised {
+                // Its copies come from its promise too.
+                own = promised.min(needed);
             }
-            let may_use = if self.config.queue.no_evict { needed } else { missing_in_all };
-            let own = self.request(seat).promised.min(may_use);
             if missing_in_all.saturating_sub(own) > self.room_of_tenant(&self.asks[seat])
                 && !mutant::is_on(Mutant::QuotaExceeded)
             {
@@ -54,14 +64,12 @@ impl Scheduler {
                     }
                     None => return Growth::OverQuota,
                 }
+                needed = missing_in_all + self.copies_due(seat);
                 continue;
             }
-            let unpromised = self.pool.num_free().saturating_sub(self.promised);
             let beyond = needed - own;
             if beyond <= unpromised {
-                if let Err(error) = self.ask_to_grow(seat, needed) {
-                    return Growth::Refused(error);
-                }
+                granted.take(needed - u32::from(mutant::is_on(Mutant::AskForgetsBlock)));
                 let first = self.copy_tail(seat).unwrap_or(self.request(seat).table.len());
                 self.take_blocks(seat, missing as u32, own);
                 self.note_change(seat, first);
@@ -70,7 +78,8 @@ impl Scheduler {
             }
             self.name_filled();
             let short = beyond - unpromised;
-            if self.unname_tail(seat) || self.take_room_below(seat) {
+            if self.unname_tail(seat, needed) || self.take_room_below(seat) {
+                needed = missing_in_all + self.copies_due(seat);
                 continue;
             }
             if self.config.queue.no_evict && !mutant::is_on(Mutant::EvictAnyway) {
@@ -93,7 +102,10 @@ impl Scheduler {
             {
                 self.preempt(victim);
             }
+            // Who left may have shared its last block.
+            needed = missing_in_all + self.copies_due(seat);
         }
+        Growth::Fits
     }
 
     /// Takes a running request's row and blocks; it waits again, at its rank. Its tokens stay.

@@ -8,9 +8,9 @@ use crate::block_hash::Prompt;
 use crate::block_pool::BlockPool;
 use crate::block_size::BlockSize;
 use crate::error::{Error, Result};
-use crate::ids::BlockId;
+use crate::group::Groups;
+use crate::hit::{Hit, Known};
 use crate::mutant::{self, Mutant};
-use crate::prefix_index::KeyState;
 use crate::sequence::{Lookup, Sequence};
 
 /// What was looked for and what was reused, in tokens.
@@ -25,14 +25,20 @@ pub struct Reuse {
 }
 
 /// The cache's view of a pool.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PrefixCache {
     pub reuse: Reuse,
-    /// Hits of the call under way. Kept for its memory.
-    hits: Vec<BlockId>,
+    groups: Groups,
+    /// The hit of the call under way. Kept for its memory.
+    hit: Hit,
 }
 
 impl PrefixCache {
+    /// One over blocks of this size.
+    pub fn new(size: BlockSize) -> Self {
+        PrefixCache { reuse: Reuse::default(), groups: Groups::full(size), hit: Hit::new(1) }
+    }
+
     /// A sequence over the longest published prefix of `prompt`, with blocks for `reserve` rows in all.
     ///
     /// # Errors
@@ -51,18 +57,17 @@ impl PrefixCache {
             return Err(Error::InvalidInput { field: "token_ids", value: 0, bound });
         }
         let known = if mutant::is_on(Mutant::HitWholePrompt) { queried } else { queried - 1 };
-        let published = |key| pool.index().lookup(key).filter(|hit| hit.1 == KeyState::Published).map(|hit| hit.0);
-        self.hits.clear();
-        self.hits.extend(prompt.keys()[..size.full_blocks(known)].iter().map_while(published));
-        let lacking = size.blocks_for(reserve).saturating_sub(self.hits.len()) as u32;
-        let free_hits = self.hits.iter().filter(|&&block| pool.takes_free(block)).count() as u32;
+        let keys = &prompt.keys()[..size.full_blocks(known)];
+        self.hit.find(pool.index(), &self.groups, keys, Known::Published);
+        let lacking = size.blocks_for(reserve).saturating_sub(self.hit.len()) as u32;
+        let free_hits = self.hit.num_free(pool);
         let mut sequence = Sequence::default();
         if lacking > pool.num_free().saturating_sub(free_hits) && !mutant::is_on(Mutant::BlockedKeepsHits) {
             return Err(Error::OutOfBlocks { needed: lacking.saturating_add(free_hits), free: pool.num_free() });
         }
-        pool.share_all(&mut sequence.table, &self.hits)?;
+        pool.share_all(&mut sequence.table, self.hit.table(0))?;
         pool.take(&mut sequence.table, lacking)?;
-        sequence.named = self.hits.len();
+        sequence.named = self.hit.len();
         sequence.rows = sequence.named * size.tokens();
         sequence.lookup = Some(Lookup { queried, found: sequence.rows });
         sequence.chain = (!mutant::is_on(Mutant::ChainForgotten)).then(|| prompt.chain().clone());

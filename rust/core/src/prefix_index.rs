@@ -73,6 +73,14 @@ impl PrefixIndex {
         self.events = Some(Box::new(events));
     }
 
+    /// Everything is forgotten, and told as one event; what records that goes on over another index.
+    pub(crate) fn end(&mut self) -> Option<EventLog> {
+        let mut events = *self.events.take()?;
+        events.begin_clear();
+        events.end_clear(self.num_published > 0);
+        Some(events)
+    }
+
     /// The changes of the set of published keys, if they are recorded.
     #[must_use]
     pub fn events(&self) -> Option<&EventLog> {

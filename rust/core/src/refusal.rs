@@ -1,13 +1,18 @@
 //! What may be refused inside an operation of several steps, asked before the first of them changes anything.
 //!
-//! Before: an admission, a growth, a fork or a truncation knows all that it will do. After: if every question was answered, no step
+//! Before: an admission, a growth or a truncation knows all that it will do. After: if every question was answered, no step
 //! behind it can fail, so there is nothing to take back: evicted content could not be, nor could a hit's place in the queue. The
-//! scheduler owns its pool alone, so an answer holds until the next change. With feature `mutants` a test has any of the questions refused.
+//! scheduler owns its pool alone, so an answer holds until the next change. [`Granted`] stands for the answers of one operation.
+//!
+//! With feature `mutants` a test has any of the questions refused, and a scheduler's pool takes, shares and copies nothing that
+//! was not granted just before: it panics instead.
 
 use crate::block_pool::BlockPool;
 use crate::error::{Error, Result};
 use crate::free_queue::MAX_HOLDERS;
 use crate::ids::BlockId;
+#[cfg(feature = "mutants")]
+use crate::mutant::{self, Mutant};
 use crate::prefix_index::KeyState;
 use crate::scheduler::Scheduler;
 
@@ -21,6 +26,7 @@ impl BlockPool {
         if count > free || is_injected() {
             return Err(Error::OutOfBlocks { needed: count, free });
         }
+        ledger::grant_blocks(count);
         Ok(())
     }
 
@@ -34,19 +40,16 @@ impl BlockPool {
         if !is_named || self.holders(block) == MAX_HOLDERS || is_injected() {
             return Err(Error::NotHeld { block });
         }
+        ledger::grant(Act::Share, block);
         Ok(())
     }
 
-    /// Whether `block` is held and can have one holder more.
+    /// Whether a fork may begin; its holders are all added or none.
     ///
     /// # Errors
-    /// [`Error::NoSuchBlock`]; [`Error::NotHeld`].
-    pub(crate) fn may_hold(&self, block: BlockId) -> Result<()> {
-        self.block(block.get())?;
-        if !(1..MAX_HOLDERS).contains(&self.holders(block)) || is_injected() {
-            return Err(Error::NotHeld { block });
-        }
-        Ok(())
+    /// [`Error::NotHeld`], where a test wants it.
+    pub(crate) fn may_fork(&self) -> Result<()> {
+        if is_injected() { Err(Error::NotHeld { block: BlockId::NULL }) } else { Ok(()) }
     }
 
     /// Whether a holder of `block` can give it back.
@@ -69,7 +72,56 @@ impl BlockPool {
         if self.index().state(block) == KeyState::Pending || is_injected() {
             return Err(Error::BeingWritten { block });
         }
+        ledger::grant(Act::Copy, block);
         Ok(())
+    }
+
+    /// `count` free blocks are about to leave the queue.
+    #[inline]
+    pub(crate) fn must_be_granted_blocks(&self, count: u32) {
+        if self.is_asked_first() {
+            ledger::use_blocks(count);
+        }
+    }
+
+    /// `act` is about to be done to `block`.
+    #[inline]
+    pub(crate) fn must_be_granted(&self, act: Act, block: BlockId) {
+        if self.is_asked_first() {
+            ledger::use_one(act, block);
+        }
+    }
+}
+
+/// What may be done to one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    /// It is hit.
+    Share,
+    /// It is copied from.
+    Copy,
+}
+
+/// The answers of one operation, from its first question to its last act: no longer, so that none is left for the next one.
+#[must_use]
+pub(crate) struct Granted(());
+
+impl Granted {
+    /// The questions begin.
+    pub fn begin() -> Self {
+        ledger::clear();
+        Granted(())
+    }
+
+    /// So many blocks are free, and nobody else is owed them.
+    pub fn take(&self, count: u32) {
+        ledger::grant_blocks(count);
+    }
+}
+
+impl Drop for Granted {
+    fn drop(&mut self) {
+        ledger::clear();
     }
 }
 
@@ -112,4 +164,81 @@ fn is_injected() -> bool {
 #[inline(always)]
 const fn is_injected() -> bool {
     false
+}
+
+/// What was granted in this thread and not used yet. Only a build with faults keeps it, and only while none but those that it is
+/// there for is planted.
+#[cfg(feature = "mutants")]
+mod ledger {
+    use std::cell::RefCell;
+
+    use super::{Act, BlockId, Mutant, mutant};
+
+    #[derive(Default)]
+    struct Ledger {
+        blocks: u32,
+        acts: Vec<(Act, BlockId)>,
+    }
+
+    thread_local! {
+        static LEDGER: RefCell<Ledger> = RefCell::default();
+    }
+
+    const FAULTS: [Mutant; 2] = [Mutant::AskForgetsBlock, Mutant::AskForgetsHit];
+
+    pub fn clear() {
+        LEDGER.with_borrow_mut(|ledger| {
+            ledger.blocks = 0;
+            ledger.acts.clear();
+        });
+    }
+
+    pub fn grant_blocks(count: u32) {
+        LEDGER.with_borrow_mut(|ledger| ledger.blocks = count);
+    }
+
+    pub fn grant(act: Act, block: BlockId) {
+        LEDGER.with_borrow_mut(|ledger| ledger.acts.push((act, block)));
+    }
+
+    pub fn use_blocks(count: u32) {
+        if mutant::is_any_but(&FAULTS) {
+            return;
+        }
+        LEDGER.with_borrow_mut(|ledger| {
+            assert!(count <= ledger.blocks, "{count} blocks leave the queue, {} were asked for", ledger.blocks);
+            ledger.blocks -= count;
+        });
+    }
+
+    pub fn use_one(act: Act, block: BlockId) {
+        if mutant::is_any_but(&FAULTS) {
+            return;
+        }
+        LEDGER.with_borrow_mut(|ledger| {
+            let found = ledger.acts.iter().position(|granted| *granted == (act, block));
+            ledger.acts.swap_remove(found.unwrap_or_else(|| panic!("nobody asked to {act:?} {block:?}")));
+        });
+    }
+}
+
+/// See above: nothing is kept.
+#[cfg(not(feature = "mutants"))]
+mod ledger {
+    use super::{Act, BlockId};
+
+    #[inline(always)]
+    pub const fn clear() {}
+
+    #[inline(always)]
+    pub const fn grant_blocks(_count: u32) {}
+
+    #[inline(always)]
+    pub const fn grant(_act: Act, _block: BlockId) {}
+
+    #[inline(always)]
+    pub const fn use_blocks(_count: u32) {}
+
+    #[inline(always)]
+    pub const fn use_one(_act: Act, _block: BlockId) {}
 }

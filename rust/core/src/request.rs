@@ -147,6 +147,8 @@ pub struct Lists {
     pub(crate) submitted_us: u64,
     /// Prompt tokens found in the prefix cache at the first admission.
     pub(crate) cached: Option<usize>,
+    /// `planned_in` when it lost what it shared: until it is planned again, it looks for its prefix once more.
+    lost_in: u64,
     /// Hit of the first look; used by a mutant only.
     pub(crate) first_hit: Option<usize>,
 }
@@ -225,6 +227,7 @@ impl Request {
                 preemptions: 0,
                 submitted_us: now_us,
                 cached: None,
+                lost_in: u64::MAX,
                 retention: None,
                 first_hit: None,
             }),
@@ -337,6 +340,16 @@ impl Request {
     pub(crate) fn forget_rows_in_flight(&mut self) {
         (self.ahead, self.coming) = (0, 0);
         self.look_closer();
+    }
+
+    /// It lost what it shared.
+    pub(crate) fn look_again(&mut self) {
+        self.lost_in = self.planned_in;
+    }
+
+    /// Whether it lost what it shared, and was not planned since.
+    pub(crate) fn looks_again(&self) -> bool {
+        self.lost_in == self.planned_in
     }
 
     /// Rows and tokens that steps in flight bring.
@@ -539,6 +552,7 @@ impl Request {
         self.computed = 0;
         self.published = 0;
         self.promised = 0;
+        self.lost_in = u64::MAX;
         if std::mem::take(&mut self.is_mixed) {
             self.forget_keys();
         }

@@ -94,7 +94,7 @@ impl Scheduler {
         self.find_hits(seat);
         let hits = self.hit.len();
         let rest = self.groups.need(hits * self.block_size.tokens(), hits, self.request(seat).num_tokens()) as u32;
-        rest + self.hit.blocks().filter(|&block| self.pool.takes_free(block)).count() as u32
+        rest + self.hit.num_free(&self.pool)
     }
 
     /// Running requests that the one at `seat` may displace: of lower priority as it was asked for and as it has aged, and not tired.

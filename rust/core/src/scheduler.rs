@@ -16,11 +16,10 @@ use crate::chain::Identity;
 use crate::config::Config;
 use crate::drain::Drain;
 use crate::error::{Error, Result};
-use crate::event_bytes::Encoder;
 use crate::events::EventLog;
 use crate::expiry::Expiries;
 use crate::flight::Flights;
-use crate::group::{GroupSpec, Groups};
+use crate::group::Groups;
 use crate::hit::Hit;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
 use crate::miss::{Miss, MissCounts, Seen};
@@ -146,11 +145,11 @@ impl Scheduler {
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
         let rows = config.rows();
-        let mut pool = BlockPool::new(config.num_blocks)?;
+        let mut pool = BlockPool::new(config.num_blocks)?.asked_first();
         if config.event_buffer_size > 0 {
             pool = pool.recording(EventLog::new(config.num_blocks, config.block_size, config.event_buffer_size));
         }
-        if config.enable_partial_hits && config.enable_prefix_caching && config.groups == [GroupSpec::FULL] {
+        if config.enable_partial_hits && config.enable_prefix_caching {
             pool = pool.remembering(BlockSize::new(config.block_size));
         }
         pool = pool.sharing(&config.domain_shares);
@@ -309,25 +308,13 @@ impl Scheduler {
     /// # Errors
     /// [`Error::InvalidInput`] for a number that no event has had yet.
     pub fn read_events(&self, since: u64, bytes: &mut Vec<u8>) -> Result<Option<u64>> {
-        let Some(events) = self.pool.index().events() else { return Ok(None) };
-        if since == events.next() {
-            return Ok(None);
-        }
-        let reading = events.since(since)?;
-        let mut encoder = Encoder::new(bytes, events.next(), reading.lost, events.block_size());
-        reading.events().for_each(|event| encoder.push(&event));
-        encoder.finish();
-        Ok(Some(events.next()))
+        self.pool.read_events(since, bytes)
     }
 
     /// Puts all that is published into `bytes` (cleared before), as events: everything is cleared, then each key is stored, parents
     /// first. The number to read on from; none if events are not recorded. Walks the whole pool.
     pub fn event_snapshot(&self, bytes: &mut Vec<u8>) -> Option<u64> {
-        let events = self.pool.index().events()?;
-        let mut encoder = Encoder::new(bytes, events.next(), 0, events.block_size());
-        self.pool.index().snapshot(|event| encoder.push(&event));
-        encoder.finish();
-        Some(events.next())
+        self.pool.event_snapshot(bytes)
     }
 
     /// Prompt tokens that a request found in the prefix cache when it was first admitted; 0 before.

@@ -8,7 +8,8 @@ use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
 use crate::chain::Chain;
 use crate::error::{Error, Result};
-use crate::ids::{BlockId, Key};
+use crate::events::Content;
+use crate::ids::{BlockId, Key, TokenId};
 use crate::mutant::{self, Mutant};
 use crate::prefix_index::KeyState;
 use crate::retention::{Ranges, Worth};
@@ -90,21 +91,22 @@ impl Sequence {
         Ok(())
     }
 
-    /// Publishes the full blocks from number `start` on under `keys`; how many had no name before. `tokens` is where the rows end that
-    /// have been written. All that is published of the chain, from its first block on, is worth what `ranges` asks, if it is more.
+    /// Publishes the full blocks from number `start` on under `keys`; how many had no name before. `tokens` are those from `start` on
+    /// whose rows have been written. All that is published of the chain, from its first block on, is worth what `ranges` asks, if it is more.
     pub fn publish(
         &mut self,
         pool: &mut BlockPool,
         size: BlockSize,
         (start, keys): (usize, &[Key]),
-        tokens: usize,
+        tokens: &[TokenId],
         ranges: Option<&Ranges>,
     ) -> Result<u32> {
-        if tokens > self.rows && !mutant::is_on(Mutant::PublishUnwritten) {
+        let end = start * size.tokens() + tokens.len();
+        if end > self.rows && !mutant::is_on(Mutant::PublishUnwritten) {
             let bound = format!("must end at {} or before, where the tokens of the table end", self.rows);
-            return Err(Error::InvalidInput { field: "token_ids", value: tokens as i128, bound });
+            return Err(Error::InvalidInput { field: "token_ids", value: end as i128, bound });
         }
-        self.check_start(size, start)?;
+        let mut parent = self.parent(pool, size, start)?;
         let blocks = &self.table.blocks()[start..];
         let differs = |(block, key): &(&BlockId, &Key)| pool.index().key(**block).is_some_and(|old| old != **key);
         if let Some(at) = blocks.iter().zip(keys).position(|pair| differs(&pair))
@@ -118,9 +120,11 @@ impl Sequence {
             pool.use_retention();
         }
         let before = pool.index().num_published();
-        for (&block, key) in blocks.iter().zip(keys) {
+        for ((&block, key), tokens) in blocks.iter().zip(keys).zip(tokens.chunks_exact(size.tokens())) {
             pool.make_pending(block, *key)?;
+            pool.describe(block, *key, Content { parent, tokens, group: 0 });
             pool.publish(block)?;
+            parent = Some(*key);
         }
         self.named = self.named.max(start + keys.len().min(blocks.len()));
         // Who asks for a block asks for those before it too: values never rise along a chain.

@@ -13,7 +13,8 @@ use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
 use crate::chain::Chain;
 use crate::error::{Error, Result};
-use crate::ids::{BlockId, Key};
+use crate::events::{EventLog, MAX_EVENTS};
+use crate::ids::{BlockId, Key, TokenId};
 use crate::mutant::{self, Mutant};
 use crate::prefix_cache::{PrefixCache, Reuse};
 use crate::prefix_index::KeyState;
@@ -63,11 +64,12 @@ impl Sequences {
             let bound = "must be 1..=4096".to_owned();
             return Err(Error::InvalidInput { field: "block_size", value: i128::from(block_size), bound });
         }
+        let size = BlockSize::new(block_size);
         Ok(Sequences {
             number: POOLS.fetch_add(1, Ordering::Relaxed),
-            size: BlockSize::new(block_size),
+            size,
             pool: BlockPool::new(num_blocks)?,
-            cache: PrefixCache::default(),
+            cache: PrefixCache::new(size),
             seats: Vec::new(),
             free_seats: Vec::new(),
             serial: 0,
@@ -75,6 +77,22 @@ impl Sequences {
             loose: Vec::new(),
             list: Vec::new(),
         })
+    }
+
+    /// The same, which has named nothing yet, recording the last `capacity` changes of what can be found; 0: none.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] for more than [`MAX_EVENTS`](crate::events::MAX_EVENTS).
+    pub fn recording(mut self, capacity: u32) -> Result<Self> {
+        if capacity > MAX_EVENTS {
+            let bound = format!("must be 0..={MAX_EVENTS}");
+            return Err(Error::InvalidInput { field: "event_buffer_size", value: i128::from(capacity), bound });
+        }
+        if capacity > 0 {
+            let events = EventLog::new(self.pool.num_blocks(), self.size.tokens() as u32, capacity);
+            self.pool = self.pool.recording(events);
+        }
+        Ok(self)
     }
 
     /// The pool.
@@ -204,7 +222,7 @@ impl Sequences {
     }
 
     /// Publishes the full blocks from block number `start` on under `keys`, their keys of its [`chain`](Self::chain); how many had
-    /// no name before. `tokens` is where the rows end that have been written. What is published of the sequence is worth what
+    /// no name before. `tokens` are those from `start` on whose rows have been written. What is published of the sequence is worth what
     /// `ranges` asks from now on, if that is more than it was.
     ///
     /// # Errors
@@ -215,7 +233,7 @@ impl Sequences {
         id: SequenceId,
         start: usize,
         keys: &[Key],
-        tokens: usize,
+        tokens: &[TokenId],
         ranges: Option<&Ranges>,
     ) -> Result<u32> {
         let seat = self.seat(id)?;
@@ -329,8 +347,8 @@ impl Sequences {
 
     /// Everything as it was at the start: all blocks are free in their first order, all content is forgotten, all ids are dead.
     pub fn reset(&mut self) {
-        self.pool = BlockPool::new(self.pool.num_blocks()).expect("the size of the pool that was");
-        self.cache = PrefixCache::default();
+        self.pool.reset();
+        self.cache = PrefixCache::new(self.size);
         self.loose.clear();
         if mutant::is_on(Mutant::ResetKeepsTables) {
             self.seats.iter_mut().for_each(|seat| seat.sequence = seat.sequence.take().map(|_| Sequence::default()));

@@ -13,6 +13,7 @@ use crate::flight::Entry;
 use crate::ids::TokenId;
 use crate::mutant::{self, Mutant};
 use crate::reason::{Reason, saturated};
+use crate::refusal::Granted;
 use crate::request::Place;
 use crate::scheduler::Scheduler;
 
@@ -161,6 +162,8 @@ impl Scheduler {
         }
         let all = missing * self.groups.len() as u32;
         let own = request.promised.min(all);
+        let granted = Granted::begin();
+        granted.take(all);
         self.take_blocks(seat, missing, own);
         self.note_change(seat, len);
         self.recount(seat);

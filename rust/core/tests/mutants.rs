@@ -15,6 +15,7 @@ mod mirror;
 mod model;
 mod overlap;
 mod overlap_script;
+mod parts;
 mod policy_checks;
 mod pool_script;
 mod refused;
@@ -223,6 +224,9 @@ rows! {
     partial_of_anybody: PartialOfAnybody, ["exact", "sight", "shared"], key_checks::tenants_copy_no_row_of_private_blocks;
     partial_without_lease: PartialWithoutLease, ["A2", "sight"], a_partial_source_is_the_next_to_go;
     tokens_not_compared: TokensNotCompared, ["exact", "sight"], prompts_differ_in_a_last_token;
+    tokens_of_first_group: TokensOfFirstGroup, ["exact", "sight"], prompts_differ_in_the_second_group_alone;
+    partial_of_first_group: PartialOfFirstGroup, ["hit"], prompts_part_in_several_groups;
+    partial_behind_full_only: PartialBehindFullOnly, ["partial"], prompts_part_in_several_groups;
     key_without_last_token: KeyWithoutLastToken, ["forged", "hit"], prompts_differ_in_a_last_token;
     write_forked: WriteForked, ["A5"], a_request_is_forked;
     copy_row_short: CopyRowShort, ["sight"], a_request_is_forked;
@@ -238,6 +242,9 @@ rows! {
     timeline_grows: TimelineGrows, ["timeline"], a_request_is_put_off_forty_times;
     shares_ignored: SharesIgnored, ["model"], random_shares_scripts;
     share_counts_forgotten: ShareCountsForgotten, ["A4"], random_shares_scripts;
+    sharer_looks_once: SharerLooksOnce, ["twice"], a_writer_fails_before_anything_is_published;
+    ask_forgets_block: AskForgetsBlock, ["panic"], one_request_runs_to_its_end;
+    ask_forgets_hit: AskForgetsHit, ["panic"], a_prompt_comes_again;
     refused_keeps_promise: RefusedKeepsPromise, ["transaction"], || refused::an_admission_is_refused().map(drop);
     truncate_keeps_epoch: TruncateKeepsEpoch, ["epoch", "A5", "A7"], a_request_goes_back_in_flight;
 }
@@ -321,6 +328,7 @@ fn random_schedules_alone_find_most_faults() {
         "quota_exceeded",
         "lookahead_not_awaited",
         "stop_inside_run_missed",
+        "sharer_looks_once",
     ];
     let tables = [
         "fork_misses_last",
@@ -335,6 +343,8 @@ fn random_schedules_alone_find_most_faults() {
         "partial_without_lease",
         "partial_of_anybody",
         "tokens_not_compared",
+        "tokens_of_first_group",
+        "partial_behind_full_only",
         "key_without_last_token",
         "fork_unconfirmed",
     ];
@@ -613,7 +623,17 @@ fn a_partial_source_is_the_next_to_go() -> Checked {
 
 /// Their last full blocks differ in the last token.
 fn prompts_differ_in_a_last_token() -> Checked {
-    let mut driver = Driver::new(Config { enable_partial_hits: true, event_buffer_size: 0, ..config(40, 4) });
+    prompts_differ_in(vec![GroupSpec::FULL])
+}
+
+/// The queries of the first group see themselves only, so that no hit has a block there.
+fn prompts_differ_in_the_second_group_alone() -> Checked {
+    prompts_differ_in(vec![GroupSpec::sliding(1), GroupSpec::FULL])
+}
+
+fn prompts_differ_in(groups: Vec<GroupSpec>) -> Checked {
+    let config = Config { enable_partial_hits: true, event_buffer_size: 0, groups, ..config(40, 4) };
+    let mut driver = Driver::new(config);
     for last in 0..3 {
         let mut tokens = prompt(1, 9);
         tokens[7] = 900 + last;
@@ -622,6 +642,10 @@ fn prompts_differ_in_a_last_token() -> Checked {
     }
     let forged = driver.scheduler.counters().forged_hits;
     ensure(forged == 0, "forged", || format!("{forged} hits were forged"))
+}
+
+fn prompts_part_in_several_groups() -> Checked {
+    seed::sweep(1, 200, &parts::scripts(), |script| script.run().map(drop))
 }
 
 /// 12 tokens in blocks of 4: two of its three full blocks are hit, the last token is computed.
@@ -783,17 +807,21 @@ fn a_long_victim_makes_room_for_a_short_one_that_waits() -> Checked {
     ensure(first == (Some(&vec![2]), Some(&vec![3])), "victims", || format!("{first:?} were preempted in turn"))
 }
 
-/// 14 tokens a step. A failed step takes back what request 2 shared, so it is a prefill again, with two decodes behind it.
+/// Five tokens a step. A failed step takes back what request 2 copied, so it is a longer prefill, with two decodes behind it.
 fn a_prefill_runs_before_decodes() -> Checked {
-    let mut driver = Driver::new(Config { max_num_batched_tokens: 14, ..config(40, 4) });
-    for (family, len) in [(1, 9), (1, 9), (2, 1), (3, 1)] {
-        driver.submit(prompt(family, len), up_to(3))?;
+    let mut driver = Driver::new(Config { max_num_batched_tokens: 5, enable_partial_hits: true, ..config(40, 4) });
+    driver.submit(prompt(1, 9), up_to(1))?;
+    driver.drain()?;
+    let before = driver.plans.len();
+    // Seven tokens of the second are there, three of them by a copy that fails.
+    for tokens in [prompt(4, 1), [prompt(1, 7), prompt(5, 2)].concat(), prompt(2, 1), prompt(3, 1)] {
+        driver.submit(tokens, up_to(3))?;
     }
     driver.plan()?;
     driver.fail()?;
     driver.drain()?;
-    let chunks: Vec<Vec<usize>> = driver.plans[..2].iter().map(driver::Plan::chunks).collect();
-    ensure(chunks == [vec![9, 1, 1, 1], vec![9, 3, 1, 1]], "budget", || format!("{chunks:?}"))
+    let chunks: Vec<Vec<usize>> = driver.plans[before..before + 2].iter().map(driver::Plan::chunks).collect();
+    ensure(chunks == [[1, 2, 1, 1], [1, 2, 1, 1]], "budget", || format!("{chunks:?}"))
 }
 
 /// The last in rank needs a block and there is none: it is skipped and keeps what it has.
@@ -940,6 +968,10 @@ fn equal_cold_prompts_come_together() -> Checked {
 /// 64 tokens a step for a prompt of 1,009: each step shares what it writes, the fifteenth fails.
 fn a_writer_fails_behind_published_blocks() -> Checked {
     (1..=18).try_for_each(|step| shared_prompt::run(64, shared_prompt::Disturbance::Failed(step)).map(drop))
+}
+
+fn a_writer_fails_before_anything_is_published() -> Checked {
+    shared_prompt::run(2048, shared_prompt::Disturbance::Failed(1)).map(drop)
 }
 
 /// Four blocks are published in one step, the ring holds three events.

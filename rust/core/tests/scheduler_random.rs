@@ -52,6 +52,7 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("evictions", driver.scheduler.pool().evictions()),
         ("dropped", rare.dropped as u64),
         ("put_back", rare.put_back as u64),
+        ("rejoined", rare.rejoined as u64),
         ("ended_in_flight", rare.ended_in_flight as u64),
         ("passed_over", rare.passed_over as u64),
         ("ended_for_capacity", rare.ended_for_capacity as u64),

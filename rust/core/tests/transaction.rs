@@ -90,6 +90,27 @@ fn a_growth_with_a_copy() {
     assert_eq!(refuse_each(make, Caller::plan).unwrap(), 2);
 }
 
+/// The older request needs a block that the younger one has: it is refused before anybody is preempted for it.
+#[test]
+fn a_growth_is_refused_before_anybody_makes_room_for_it() {
+    let make = || {
+        let mut caller = Caller::new(config(5));
+        caller.submit(prompt(1, 8), 6);
+        caller.submit(prompt(2, 7), 6);
+        caller.step();
+        caller
+    };
+    let mut caller = make();
+    caller.plan().unwrap();
+    assert_eq!(caller.scheduler.counters().preemptions, 1);
+    let mut caller = make();
+    refuse(1);
+    caller.plan().unwrap();
+    assert_eq!(refuse(0), 0);
+    assert_eq!((caller.scheduler.counters().preemptions, caller.scheduler.num_running()), (0, 2));
+    caller.scheduler.audit().unwrap();
+}
+
 #[test]
 fn a_fork() {
     let make = || {
@@ -102,7 +123,7 @@ fn a_fork() {
     };
     let fork = |caller: &mut Caller| caller.scheduler.fork(RequestId(1), up_to(8), 30);
     let questions = refuse_each(make, fork).unwrap();
-    assert_eq!(questions, 1 + 3 + 3, "a row, and three blocks in each group");
+    assert_eq!(questions, 1 + 2, "a row, and a table in each group");
 }
 
 #[test]

@@ -5,16 +5,17 @@ mod driver;
 mod mirror;
 
 use blocktable_core::config::Config;
+use blocktable_core::group::GroupSpec;
+use blocktable_core::queue_rules::QueueRules;
 use blocktable_core::request::Limits;
 
 use driver::Driver;
 
-/// The truncated request gave its last published block back, and all that is free is promised to the third request. It writes over
-/// the block before in place, which thereby loses its name; the driver's reader of events sees no child without its parent (I58).
+/// The truncated request gave its last published block back, and all that is free is promised to the third request, which ranks below: it
+/// takes one of those to copy to, and nothing else is forgotten.
 #[test]
-fn a_cached_block_does_not_outlive_the_parent_that_is_written_over() {
+fn a_promise_below_makes_room_for_a_copy() {
     let mut driver = Driver::new(config(10));
-    let up_to = |max_tokens| Limits { max_tokens, ..Limits::default() };
     driver.submit(prompt(1, 7), up_to(20)).unwrap();
     let truncated = driver.submit(prompt(2, 12), up_to(20)).unwrap().unwrap();
     driver.run_step().unwrap();
@@ -22,9 +23,29 @@ fn a_cached_block_does_not_outlive_the_parent_that_is_written_over() {
     driver.submit(prompt(3, 16), up_to(4)).unwrap();
     driver.run_step().unwrap();
     driver.truncate(truncated, 7).unwrap();
+    let copies = driver.seen.copies;
+    driver.run_step().unwrap();
+    assert_eq!(driver.seen.copies, copies + 1);
+    driver.drain().unwrap();
+}
+
+/// Two groups, 11 usable blocks. The truncated request lacks two blocks to copy to, and the first one, which ranks above, grows and leaves
+/// it a single one, whose content stood behind what is written over now: that has to go too. The driver's reader of events
+/// sees no child without its parent (I58).
+#[test]
+fn a_cached_block_does_not_outlive_the_parent_that_is_written_over() {
+    let groups = vec![GroupSpec::FULL; 2];
+    let queue = QueueRules { estimate_growth: false, ..QueueRules::default() };
+    let mut driver = Driver::new(Config { groups, queue, long_prefill_threshold: 0, ..config(12) });
+    driver.submit(prompt(1, 8), up_to(2)).unwrap();
+    let truncated = driver.submit(prompt(2, 12), up_to(3)).unwrap().unwrap();
+    driver.run_step().unwrap();
+    driver.truncate(truncated, 7).unwrap();
+    assert_eq!(driver.scheduler.pool().num_free(), 3);
     let published = driver.scheduler.pool().index().num_published();
     driver.run_step().unwrap();
-    assert!(driver.scheduler.pool().index().num_published() < published, "it was written in place");
+    assert_eq!(driver.seen.copies, 0, "it was written in place");
+    assert_eq!(driver.scheduler.pool().index().num_published(), published - 2 - 2, "with what stood behind it");
     driver.drain().unwrap();
 }
 
@@ -37,6 +58,10 @@ fn a_cached_block_that_outlives_its_parent_is_noticed() {
     let outcome = std::panic::catch_unwind(a_cached_block_does_not_outlive_the_parent_that_is_written_over);
     assert!(mutant::choose(None));
     assert!(outcome.is_err());
+}
+
+fn up_to(max_tokens: u32) -> Limits {
+    Limits { max_tokens, ..Limits::default() }
 }
 
 fn config(num_blocks: u32) -> Config {

@@ -83,12 +83,12 @@ impl PrefixCache {
         if start % size != 0 {
             return Err(invalid(py, "start", start, &format!("must be a multiple of the block size, {size}")));
         }
-        let (first, end) = ((start / size) as usize, start as usize + tokens.len());
+        let first = (start / size) as usize;
         let (chain, parent) = self.pool.get().door.held(py, |core| core.chain(table.id(), first))?;
         let chain = chain.unwrap_or_else(|| self.hasher.plain_chain());
         let work = || self.hasher.keys_from(&chain, first, parent.as_ref(), &tokens);
         let keys = work_out(py, tokens.len(), work)?;
-        self.pool.get().door.held(py, |core| core.publish(table.id(), first, &keys, end, kept.as_ref()))
+        self.pool.get().door.held(py, |core| core.publish(table.id(), first, &keys, &tokens, kept.as_ref()))
     }
 
     fn reset(&self, py: Python<'_>) -> PyResult<u32> {

@@ -5,7 +5,7 @@ use blocktable_core::ids::BlockId;
 use blocktable_core::prefix_index::KeyState;
 use blocktable_core::sequences::Sequences;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::block_ref::BlockRef;
 use crate::door::Door;
@@ -24,11 +24,20 @@ pub struct BlockPool {
 #[pymethods]
 impl BlockPool {
     #[new]
-    #[pyo3(signature = (num_blocks, block_size))]
-    fn new(num_blocks: &Bound<'_, PyAny>, block_size: &Bound<'_, PyAny>) -> PyResult<Self> {
+    #[pyo3(
+        signature = (num_blocks, block_size, *, event_buffer_size=None),
+        text_signature = "(num_blocks, block_size, *, event_buffer_size=0)"
+    )]
+    fn new(
+        num_blocks: &Bound<'_, PyAny>,
+        block_size: &Bound<'_, PyAny>,
+        event_buffer_size: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         let py = num_blocks.py();
         let (num_blocks, block_size) = (count("num_blocks", num_blocks)?, count("block_size", block_size)?);
-        let core = Sequences::new(num_blocks, block_size).map_err(|refusal| crate::error::to_python(py, refusal))?;
+        let events = event_buffer_size.map_or(Ok(0), |events| count("event_buffer_size", events))?;
+        let core = Sequences::new(num_blocks, block_size).and_then(|core| core.recording(events));
+        let core = core.map_err(|refusal| crate::error::to_python(py, refusal))?;
         Ok(BlockPool { door: Door::new(core), num_blocks, block_size })
     }
 
@@ -72,6 +81,18 @@ impl BlockPool {
             core.tell_time(now_us);
             Ok(())
         })
+    }
+
+    fn read_events<'py>(&self, py: Python<'py>, since: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let (since, mut bytes) = (number("since", since)?, Vec::new());
+        let came = self.door.held(py, |core| core.pool().read_events(since, &mut bytes))?;
+        Ok(came.map(|_| PyBytes::new(py, &bytes)))
+    }
+
+    fn event_snapshot<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let mut bytes = Vec::new();
+        let told = self.door.held(py, |core| Ok(core.pool().event_snapshot(&mut bytes)))?;
+        Ok(told.map(|_| PyBytes::new(py, &bytes)))
     }
 
     fn audit(&self, py: Python<'_>) -> PyResult<()> {

@@ -5,6 +5,7 @@
 
 use crate::block_pool::BlockPool;
 use crate::error::Result;
+use crate::event_bytes::Encoder;
 use crate::events::Content;
 use crate::free_queue::Freed;
 use crate::ids::{BlockId, Key};
@@ -34,6 +35,33 @@ impl BlockPool {
     /// Says what `block`, which was just made pending under `key`, will hold. Only events need to know.
     pub fn describe(&mut self, block: BlockId, key: Key, content: Content<'_>) {
         self.index.describe(block, key, content);
+    }
+
+    /// Puts the KV events from number `since` on into `bytes` (cleared before); the number to read on from. None if they are not
+    /// recorded, or if there are none and none were lost; `bytes` is as it was then. See [`event_bytes`](crate::event_bytes).
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) for a number that no event has had yet.
+    pub fn read_events(&self, since: u64, bytes: &mut Vec<u8>) -> Result<Option<u64>> {
+        let Some(events) = self.index.events() else { return Ok(None) };
+        if since == events.next() {
+            return Ok(None);
+        }
+        let reading = events.since(since)?;
+        let mut encoder = Encoder::new(bytes, events.next(), reading.lost, events.block_size());
+        reading.events().for_each(|event| encoder.push(&event));
+        encoder.finish();
+        Ok(Some(events.next()))
+    }
+
+    /// Puts all that is published into `bytes` (cleared before), as events: everything is cleared, then each key is stored, parents
+    /// first. The number to read on from; none if events are not recorded. Walks the whole pool.
+    pub fn event_snapshot(&self, bytes: &mut Vec<u8>) -> Option<u64> {
+        let events = self.index.events()?;
+        let mut encoder = Encoder::new(bytes, events.next(), 0, events.block_size());
+        self.index.snapshot(|event| encoder.push(&event));
+        encoder.finish();
+        Some(events.next())
     }
 
     /// The content of `block` is confirmed and may be found by its key. Without a pending name nothing happens.
@@ -69,7 +97,7 @@ impl BlockPool {
     /// Forgets all published content that nobody holds; returns how many blocks forgot theirs. Those that were worth more than the
     /// default join the tail of its lane, in order of their ids.
     pub fn forget_unheld(&mut self) -> u32 {
-        self.level_unheld();
+        (1..self.num_blocks()).map(BlockId).for_each(|block| self.level(block));
         let (queue, partial, shares) = (&self.queue, &mut self.partial, &mut self.shares);
         let all = || (1..queue.num_blocks()).map(BlockId);
         let is_unheld = |block: &BlockId| queue.holders(*block) == 0;
@@ -84,6 +112,14 @@ impl BlockPool {
             return forget_all(&mut self.index);
         }
         self.index.clear(forget_all)
+    }
+
+    /// The same of the blocks in the free queue, one by one.
+    pub(crate) fn forget_free(&mut self) {
+        for block in self.queue.iter().collect::<Vec<_>>() {
+            self.level(block);
+            self.withdraw(block).expect("a block of this pool");
+        }
     }
 
     /// What `block`, which was just made pending under `key`, will hold. `mark` is a hash of its parent, its fields and its first tokens.

@@ -56,20 +56,18 @@ impl BlockPool {
         }
     }
 
-    /// What nobody holds is worth the default: its content is about to be forgotten.
-    pub(super) fn level_unheld(&mut self) {
+    /// `block` is worth the default if nobody holds it: its content is about to be forgotten.
+    pub(super) fn level(&mut self, block: BlockId) {
         let Some(retention) = &mut self.retention else { return };
-        if mutant::is_on(Mutant::ForgottenKeepsWorth) {
+        if self.queue.holders(block) > 0 || mutant::is_on(Mutant::ForgottenKeepsWorth) {
             return;
         }
-        for block in (1..self.queue.num_blocks()).map(BlockId).filter(|&block| self.queue.holders(block) == 0) {
-            retention.forget(block);
-            if self.index.state(block) == KeyState::Published
-                && self.queue.lane(block).is_some_and(|lane| priority(lane) > DEFAULT_LANE)
-            {
-                let lane = lane(self.shares.as_deref(), block, DEFAULT_LANE);
-                self.queue.move_to_lane(block, lane).expect("a named block in a lane is free");
-            }
+        retention.forget(block);
+        if self.index.state(block) == KeyState::Published
+            && self.queue.lane(block).is_some_and(|lane| priority(lane) > DEFAULT_LANE)
+        {
+            let lane = lane(self.shares.as_deref(), block, DEFAULT_LANE);
+            self.queue.move_to_lane(block, lane).expect("a named block in a lane is free");
         }
     }
 }

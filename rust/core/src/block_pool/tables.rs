@@ -8,6 +8,7 @@ use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
 use crate::mutant::{self, Mutant};
 use crate::prefix_index::KeyState;
+use crate::refusal::Act;
 
 impl BlockPool {
     /// A second table over the blocks of `table`, each with one holder more. Costs O(blocks) and copies no row.
@@ -25,6 +26,7 @@ impl BlockPool {
     pub fn fork_head(&mut self, table: &BlockTable, len: usize) -> Result<BlockTable> {
         let head = &table.blocks[..len.min(table.len())];
         let missed = usize::from(mutant::is_on(Mutant::ForkMissesLast)).min(head.len());
+        self.may_fork()?;
         self.queue.hold_all(&head[..head.len() - missed])?;
         Ok(BlockTable { blocks: head.to_vec() })
     }
@@ -70,6 +72,7 @@ impl BlockPool {
             _ if mutant::is_on(Mutant::WriteInPlace) => return Ok(None),
             _ => {}
         }
+        self.must_be_granted(Act::Copy, source);
         self.take(table, 1)?;
         let target = table.blocks.pop().expect("the block just taken");
         table.blocks[index] = target;

@@ -29,6 +29,8 @@ pub struct Client {
     pub is_mixed: bool,
     /// It was forked or truncated since it got a token: its next row may need a block to copy to.
     pub may_copy: bool,
+    /// It lost what it shared, and was not planned since: it may find more than it kept.
+    pub looks_again: bool,
     /// Sets its choices apart from those of requests with the same tokens.
     pub salt: u64,
     /// Rows that are confirmed while it runs.

@@ -64,6 +64,8 @@ pub struct Seen {
     pub hits_through_windows: usize,
     /// Puttings back that lost all, since a window needs more than is named.
     pub put_back_to_nothing: usize,
+    /// Sharers that lost what they shared, and then shared what others published or wrote since.
+    pub rejoined: usize,
     pub pinned: usize,
     /// Admissions that reuse a part of a block.
     pub partial_hits: usize,
@@ -314,6 +316,7 @@ impl Driver {
             is_untold: false,
             is_mixed: false,
             may_copy: false,
+            looks_again: false,
             salt: 0,
             computed: 0,
             granted: 0,

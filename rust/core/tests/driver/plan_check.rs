@@ -179,15 +179,22 @@ impl Driver {
             let len = self.clients[&id].tokens.len();
             let (first, chunk) = (plan.query_starts[seq] as usize, plan.chunks()[seq]);
             let start = plan.positions[first] as usize;
-            // A part of a block is copied, at least a quarter of it.
-            let target = plan.slot_mapping[first] / size as i64;
-            let copied =
-                plan.copies.iter().find(|copy| i64::from(copy[2]) == target).map_or(0, |copy| copy[3] as usize);
-            let is_partial = copied * 4 >= size && self.config().enable_partial_hits;
-            ensure(start % size == copied && (copied == 0 || is_partial) && start < len, "hit", || {
-                format!("request {id} starts at {start} of {len}, {copied} rows are copied")
+            // A part of a block is copied, at least a quarter of it, in every group that sees it.
+            let part = start % size;
+            let is_large = part * 4 >= size && self.config().enable_partial_hits;
+            ensure((part == 0 || is_large) && start < len, "hit", || {
+                format!("request {id} starts at {start} of {len}")
             })?;
-            self.seen.partial_hits += usize::from(copied > 0);
+            for (group, spec) in self.config().groups.iter().enumerate() {
+                let target = plan.group_slots[group][first] / size as i64;
+                let is_here = |copy: &&[i32; 4]| copy[0] == group as i32 && i64::from(copy[2]) == target;
+                let copied = plan.copies.iter().find(is_here).map_or(0, |copy| copy[3] as usize);
+                let due = if spec.window == Some(1) { 0 } else { part };
+                ensure(copied == due, "hit", || {
+                    format!("request {id} starts at {start}, {copied} rows are copied in group {group}")
+                })?;
+            }
+            self.seen.partial_hits += usize::from(part > 0);
             let sure = self.still_published(id, &before.published[&id]);
             ensure(start >= sure * size, "hit", || {
                 format!("request {id} starts at {start}, {sure} blocks of {size} were there for it")
@@ -308,7 +315,8 @@ impl Driver {
                 continue;
             };
             let (start, chunk) = (plan.positions[plan.query_starts[seq] as usize] as usize, plan.chunks()[seq]);
-            ensure(start == client.computed, "start", || {
+            let rejoins = client.looks_again && start > client.computed && start % size == 0;
+            ensure(start == client.computed || rejoins, "start", || {
                 format!("request {id} goes on at {start}, not {}", client.computed)
             })?;
             let is_small = rest == 1 || threshold == 0 || chunk <= threshold;

@@ -88,6 +88,13 @@ impl Driver {
         }
         for entry in &entries {
             let client = self.clients.get_mut(&entry.id).expect("a known request");
+            if std::mem::take(&mut client.looks_again) && entry.start > client.computed && client.preemptions == 0 {
+                self.seen.rejoined += 1;
+                if client.outputs().is_empty() {
+                    client.cached = Some(entry.start);
+                    self.expected.prefix_hits += (entry.start - client.computed) as u64;
+                }
+            }
             client.computed = entry.start;
             client.may_copy = false;
             client.granted = client.granted.max(entry.start + entry.chunk);
@@ -289,6 +296,7 @@ impl Driver {
             self.seen.put_back_to_nothing += usize::from(entry.kept == 0 && entry.lost_sight);
             client.computed = entry.kept * self.scheduler.config().block_size as usize;
             client.granted = client.computed;
+            client.looks_again = true;
             if client.outputs().is_empty() && client.preemptions == 0 {
                 let cached = client.cached.replace(client.computed).expect("it was admitted");
                 self.expected.prefix_hits -= (cached - client.computed) as u64;

@@ -349,7 +349,7 @@ impl World {
             .get(start..)
             .unwrap_or_default()
             .to_vec();
-        let got = self.real.publish(chain.id, start, &keys, tokens.len().max(first), None);
+        let got = self.real.publish(chain.id, start, &keys, tokens.get(first..).unwrap_or_default(), None);
         let blocks = chain.blocks.get(start..).unwrap_or_default();
         let differs = |(&block, key): (&u32, &Key)| self.model.index.key(block).is_some_and(|old| old != *key);
         if tokens.len().max(first) > chain.tokens.len() || start > chain.named || blocks.iter().zip(&keys).any(differs)

@@ -1,7 +1,9 @@
-//! Eight equal cold prompts, the first of which is disturbed after some step: nothing that was published by then is computed again.
+//! Eight equal cold prompts, the first of which is disturbed after some step: nothing that was published by then is computed again, and
+//! nothing else is computed twice.
 //!
-//! Before: the budget of a step and what happens. After: every plan was compared with what the index published before it, and every
-//! answer with the cold one.
+//! Before: the budget of a step and what happens. After: every plan was compared with what the index published before it, every answer
+//! with the cold one, and what was computed after the disturbance with what was missing then: the rest of the prompt once, and a
+//! last token for each sequence that had none.
 
 #![allow(dead_code, reason = "each test crate uses a part")]
 
@@ -45,6 +47,8 @@ impl Disturbance {
 pub struct Outcome {
     /// Rows of the prompt that all plans computed.
     pub prompt_rows: usize,
+    /// Rows that preempted requests had computed.
+    pub recomputed: usize,
     /// In which step the first of the eight was preempted first.
     pub preempted_in: Option<usize>,
 }
@@ -65,6 +69,7 @@ pub fn run(budget: u32, disturbance: Disturbance) -> Checked<Outcome> {
     }
     let mut outcome = Outcome::default();
     let mut floor = None;
+    let mut due = None;
     for step in 1.. {
         let published = floor.unwrap_or_else(|| published_rows(&driver, hashed.keys()));
         if !driver.plan()? {
@@ -94,10 +99,18 @@ pub fn run(budget: u32, disturbance: Disturbance) -> Checked<Outcome> {
             driver.abort(ids[0])?;
         }
         if disturbance.happens_at(step) {
-            floor = Some(published_rows(&driver, hashed.keys()));
+            let published = published_rows(&driver, hashed.keys());
+            floor = Some(published);
+            let clients = ids.iter().map(|id| &driver.clients[id]);
+            let cold = clients.filter(|client| client.is_live() && client.outputs().is_empty()).count();
+            due = (cold > 0).then_some(outcome.prompt_rows + PROMPT - published + cold - 1);
         }
     }
     driver.drain()?;
+    ensure(due.is_none_or(|due| due == outcome.prompt_rows), "twice", || {
+        format!("{} rows of the prompt were computed, {due:?} were due", outcome.prompt_rows)
+    })?;
+    outcome.recomputed = driver.scheduler.counters().recomputed_tokens as usize;
     Ok(outcome)
 }
 
