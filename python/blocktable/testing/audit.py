@@ -191,7 +191,7 @@ def _check_tables(plan: "Plan", scheduler: "Scheduler", tables: NDArray[np.int32
     free = set(scheduler.free_queue().tolist())
     entries = np.zeros(len(refs), np.int64)
     counts = np.diff(plan.query_starts).tolist()
-    # Who got its whole table in this plan, admitted or after a loss, may keep what it needs if a block that it shares does not come.
+    # Who got its whole table in this plan may keep what it needs if a block that it shares does not come.
     fresh = {change[1] for change in plan.dirty.tolist() if change[2] == 0}
     for row, length, count in zip(plan.seq_slots.tolist(), plan.seq_lens.tolist(), counts, strict=True):
         valid = -(-length // block_size)
