@@ -238,6 +238,7 @@ class Scheduler:
         tenant: str | None = None,
         queue_deadline_us: int | None = None,
         deadline_us: int | None = None,
+        n: int = 1,
         now_us: int = 0,
     ) -> int:
         """Queue one request; returns its id, which is never given again.
@@ -257,6 +258,11 @@ class Scheduler:
         Its turn. `priority`, -1000 to 1000, only with policy priority: lower goes first. `tenant`: whose share it uses; without
         it, its `domain`. On the clock of `now_us`: a request that was not admitted by `queue_deadline_us` ends as
         refused, and one that lives at `deadline_us` as aborted, wherever it is; plans report both among `ended`.
+
+        `n` sequences share the prompt, which is computed once (at most as many as run at once). Sequence i has the id
+        `request id + i`. The step that ends the prompt has its last row n times in `sample_rows`, and commit brings all n first
+        tokens or none counts; the others are then among the next plan's `admitted`. A sequence is preempted, and ended by a
+        stop or its length, alone; `abort` of the request, its deadline and want of memory end all of them.
 
         `stop_token_ids` holds every id that ends the text (the model's own end ids too, unless they are to be ignored);
         they are not looked at before `min_tokens` outputs. Raises `InvalidInputError` (field, value, bound),
@@ -305,7 +311,10 @@ class Scheduler:
         plan made since brings for them does not count either."""
 
     def abort(self, request_id: int) -> bool:
-        """End a request in whatever state it is; false if it has ended already or never was."""
+        """End a request in whatever state it is, all its sequences; false if it has ended already or never was."""
+
+    def end_sequence(self, sequence_id: int) -> bool:
+        """End one sequence of a request as aborted, the first one too; false as for `abort`."""
 
     def finish(self, request_id: int) -> bool:
         """End a request as finished (a stop string was seen); false if it has ended already or never was."""

@@ -83,6 +83,9 @@ class Caller(threading.Thread):
     def call_truncate(self):
         self.scheduler.truncate(self.some_request(), int(self.rng.integers(1, 30)))
 
+    def call_end_sequence(self):
+        self.scheduler.end_sequence(self.some_request())
+
     def call_propose(self):
         row = np.array([int(self.rng.integers(0, 5))])
         self.scheduler.propose(row, np.array([0, 2]), self.rng.integers(0, 100, 2))
@@ -216,7 +219,7 @@ def test_every_method_is_called_by_the_threads():
         "submit", "plan", "commit", "fail", "abort", "finish", "stats", "config", "num_running", "num_waiting", "free_queue",
         "block_refs", "published_blocks", "num_cached_tokens", "audit", "reset_prefix_cache",
         "read_events", "event_snapshot", "set_weights_version", "is_mixed", "miss_reason", "pin", "unpin",
-        "fork", "truncate", "propose", "explain", "listen_to_notes", "take_notes", "recorded",
+        "end_sequence", "fork", "truncate", "propose", "explain", "listen_to_notes", "take_notes", "recorded",
         "start_recording", "keep_recording", "flush_recording", "stop_recording",
     }  # fmt: skip
     assert {name for name in dir(Scheduler) if not name.startswith("_")} == source

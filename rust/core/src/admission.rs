@@ -29,6 +29,8 @@ enum Admission {
     PrefixInFlight,
     /// So many blocks are not free.
     Blocked { needed: u32 },
+    /// It has sequences for which there are no rows.
+    NoRows,
     /// Its tenant may not hold so many blocks.
     OverQuota,
     /// One of its steps was refused; nothing changed.
@@ -93,6 +95,10 @@ impl Scheduler {
                 {
                     self.stop_waiting(seat);
                     self.end(seat, End::Capacity);
+                }
+                Admission::NoRows => {
+                    self.note_wait(seat, Reason::NoRow { rows: self.config.rows() });
+                    self.blocked.push(seat);
                 }
                 Admission::Blocked { needed } => {
                     self.note_blocked(seat, needed);
@@ -228,6 +234,9 @@ impl Scheduler {
     }
 
     fn admit(&mut self, seat: usize, budget: usize, now_us: u64) -> Admission {
+        if !self.has_rows_for(seat) {
+            return Admission::NoRows;
+        }
         if let Some(needed) = self.asks[seat].short_of
             && !self.running.is_empty()
             && needed.saturating_add(self.reserve(seat)) > self.pool.num_free().saturating_sub(self.promised)
@@ -426,14 +435,16 @@ impl Scheduler {
             let waited_us = now_us.saturating_sub(request.submitted_us);
             self.counters.queue_us_sum = self.counters.queue_us_sum.saturating_add(waited_us);
         }
-        let id = request.id;
+        let spare = self.free_rows.len().saturating_sub(request.siblings as usize);
+        request.spare_rows = self.free_rows.split_off(spare);
         if self.asks[seat].turn.queue_deadline_us != u64::MAX {
             self.asks[seat].turn.queue_deadline_us = u64::MAX;
             self.expiries.set(seat, &self.asks[seat]);
         }
         let at = self.rank_in_running(seat);
         self.running.insert(at, seat);
-        self.draft.admitted.push([id.0 as i64, 0, row.index() as i64]);
+        let (request, number) = self.name_of(seat);
+        self.draft.admitted.push([request, number, row.index() as i64]);
         self.note(seat, Reason::Admitted { cached: start as u32, row: row.index() as u32 });
     }
 

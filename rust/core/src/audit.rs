@@ -72,6 +72,7 @@ impl Scheduler {
                 return wrong("A6", format!("request {} runs without a row", self.request(seat).id.0));
             };
             rows[row.index()] += 1;
+            self.request(seat).spare_rows.iter().for_each(|row| rows[row.index()] += 1);
         }
         if let Some(row) = rows.iter().position(|&count| count != 1) {
             return wrong("A6", format!("row {row} is had or free {} times", rows[row]));

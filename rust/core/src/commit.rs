@@ -67,11 +67,16 @@ impl Scheduler {
                 token = tokens[starts[sample] as usize..starts[sample + 1] as usize].first().copied();
                 sample += 1;
             }
-            let drafts = self.flight.of(step).rare(&entry).drafts.len();
-            if drafts > 0 {
-                let given = Given { tokens, starts: &starts[sample - 1..=sample + drafts], first: sample - 1 };
-                self.commit_run(step, here, &given, now_us, committed);
-                sample += drafts;
+            let rare = self.flight.of(step).rare(&entry);
+            let more = rare.drafts.len() + rare.siblings as usize;
+            if more > 0 {
+                let given = Given { tokens, starts: &starts[sample - 1..=sample + more], first: sample - 1 };
+                if rare.siblings > 0 {
+                    self.commit_family(step, here, &given, now_us, committed);
+                } else {
+                    self.commit_run(step, here, &given, now_us, committed);
+                }
+                sample += more;
                 continue;
             }
             if self.is_stale(&entry) {
@@ -279,7 +284,7 @@ impl Scheduler {
         }
     }
 
-    fn accept(&mut self, seat: usize, token: TokenId, now_us: u64, committed: &mut Committed) {
+    pub(crate) fn accept(&mut self, seat: usize, token: TokenId, now_us: u64, committed: &mut Committed) {
         let end = self.append(seat, token, now_us);
         if mutant::is_on(Mutant::WastedTokenShown) && self.request(seat).in_flight().0 > 0 && end == Some(End::Stop) {
             return;

@@ -157,8 +157,9 @@ impl Config {
     /// Tokens that a step samples at most: one for each sequence, and one for each draft.
     #[must_use]
     pub fn samples(&self) -> usize {
-        let all = self.rows() as usize * (1 + self.max_draft_tokens as usize);
-        all.min(self.max_num_batched_tokens as usize)
+        let rows = self.rows() as usize;
+        // Sequences that share a prompt sample its last row, each for the row that is kept for it.
+        (rows * (1 + self.max_draft_tokens as usize)).min(rows + self.max_num_batched_tokens as usize)
     }
 
     /// Rows of one sequence that a step computes at most.

@@ -63,6 +63,8 @@ pub(crate) struct Rare {
     pub partial: usize,
     /// It was forked since: who shares its last block was not there when the step was planned.
     pub forked: bool,
+    /// Sequences that get their first token from its last row, beside itself.
+    pub siblings: u32,
     /// Its drafts among [`Flight::drafts`], and how many of the blocks for them it had been promised.
     pub drafts: Range<usize>,
     pub lent: u32,

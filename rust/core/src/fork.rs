@@ -8,12 +8,23 @@ use crate::accounts::Account;
 use crate::block_pool::Release;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
-use crate::ids::{BlockId, RequestId};
+use crate::ids::{BlockId, RequestId, Row};
 use crate::mutant::{self, Mutant};
 use crate::rank::Ask;
 use crate::reason::{Reason, saturated};
 use crate::request::{Limits, Place};
 use crate::scheduler::Scheduler;
+
+/// A sequence that parts from another one.
+#[derive(Debug)]
+pub(crate) struct Branch {
+    pub id: RequestId,
+    pub row: Row,
+    /// Blocks that it is promised.
+    pub promise: u32,
+    pub limits: Limits,
+    pub submitted_us: u64,
+}
 
 impl Scheduler {
     /// A new request with the tokens of the running request `parent`, over the same blocks. It counts the parent's outputs so far as its
@@ -45,15 +56,25 @@ impl Scheduler {
         self.may_have_row()?;
         let promise = self.promise_of_fork(seat, &limits)?;
         let (rows, size) = (self.confirmed(seat), self.block_size);
-        let mut tables = self.fork_tables(seat, size.blocks_for(rows))?;
+        let tables = self.fork_tables(seat, size.blocks_for(rows))?;
 
         let row = self.free_rows.pop().expect("it was asked for");
         let id = RequestId(self.next_id);
         self.next_id += 1;
+        self.split(seat, tables, Branch { id, row, promise, limits, submitted_us: now_us });
+        self.timelines.tell_time(now_us);
+        Ok(id)
+    }
+
+    /// Makes `branch`, a second sequence of the request at `seat`, over its confirmed rows, which `tables` name; its seat.
+    pub(crate) fn split(&mut self, seat: usize, mut tables: Vec<BlockTable>, branch: Branch) -> usize {
+        let Branch { id, row, promise, limits, submitted_us } = branch;
+        let (rows, size) = (self.confirmed(seat), self.block_size);
         let max_model_len = self.config.max_model_len as usize;
         let parent = self.seats[seat].as_mut().expect("a seat in use");
         parent.settle();
-        let mut child = parent.child(id, limits, now_us, max_model_len);
+        let mut child = parent.child(id, limits, submitted_us, max_model_len);
+        child.family = parent.family;
         parent.asks_to_write = true;
         parent.look_closer();
         child.asks_to_write = true;
@@ -67,18 +88,13 @@ impl Scheduler {
         child.others = tables.into();
         let tokens = saturated(child.num_tokens() as u64);
         let expected = self.expected_blocks(seat);
-        let mut ask = Ask {
-            submitted_us: now_us,
-            passed: 0,
-            charged: rows as u32,
-            account: Account::default(),
-            ..self.asks[seat]
-        };
+        let mut ask =
+            Ask { submitted_us, passed: 0, charged: rows as u32, account: Account::default(), ..self.asks[seat] };
         ask.rank.arrival = id.0;
         self.tenants.enter_again(ask.tenant);
         let seat_of_child = self.sit(child, ask);
-        self.timelines.tell_time(now_us);
         let parent_id = self.request(seat).id.0;
+        self.join_family(seat_of_child);
         self.note(seat_of_child, Reason::ForkedFrom { request: parent_id, tokens });
         self.make_room(seat_of_child);
         let at = self.rank_in_running(seat_of_child);
@@ -93,12 +109,12 @@ impl Scheduler {
                 self.flight.of_mut(step).rare_mut(at).forked = true;
             }
         }
-        Ok(id)
+        seat_of_child
     }
 
     /// Second tables over the first `len` entries of all that the request at `seat` has. If one is refused, so are the others: their
     /// holders go again, and as the parent holds what they held, that changes nothing.
-    fn fork_tables(&mut self, seat: usize, len: usize) -> Result<Vec<BlockTable>> {
+    pub(crate) fn fork_tables(&mut self, seat: usize, len: usize) -> Result<Vec<BlockTable>> {
         let mut tables = Vec::with_capacity(self.groups.len());
         for table in self.seats[seat].as_ref().expect("a seat in use").tables() {
             match self.pool.fork_head(table, len) {
@@ -166,7 +182,7 @@ impl Scheduler {
 
     /// Blocks that a child of the request at `seat` is promised at its fork: none, but with `no_evict` all that it may need, and one to
     /// copy to.
-    fn promise_of_fork(&self, seat: usize, limits: &Limits) -> Result<u32> {
+    pub(crate) fn promise_of_fork(&self, seat: usize, limits: &Limits) -> Result<u32> {
         let request = self.request(seat);
         let (rows, len) = (self.confirmed(seat), self.block_size.blocks_for(self.confirmed(seat)));
         let room = self.room_of_tenant(&self.asks[seat]);
@@ -183,7 +199,7 @@ impl Scheduler {
     }
 
     /// Rows of a request that no step in flight can take back.
-    fn confirmed(&self, seat: usize) -> usize {
+    pub(crate) fn confirmed(&self, seat: usize) -> usize {
         let computed = self.request(seat).computed;
         for step in self.flight.in_flight() {
             let Some(at) = self.live_entry(step, seat) else { continue };
@@ -219,7 +235,9 @@ impl Scheduler {
     pub(crate) fn tell_forks(&mut self) {
         for (seat, id) in std::mem::take(&mut self.untold) {
             let Place::Running(row) = self.request(seat).place else { unreachable!("who stops is forgotten") };
-            self.draft.admitted.push([id.0 as i64, 0, row.index() as i64]);
+            debug_assert_eq!(self.request(seat).id, id);
+            let (request, number) = self.name_of(seat);
+            self.draft.admitted.push([request, number, row.index() as i64]);
             self.note_change(seat, 0);
         }
     }

@@ -82,6 +82,7 @@ mod refusal;
 mod room;
 mod seat_heap;
 mod sha256;
+mod siblings;
 mod sight;
 mod speculation;
 #[cfg(feature = "mutants")]

@@ -30,6 +30,14 @@ mutants! {
     WastedTokenShown = "wasted_token_shown",
     /// A block gets its key from a plan that does not know its last token.
     KeyBeforeToken = "key_before_token",
+    /// An abort of a request ends its first sequence alone.
+    SiblingsOutlive = "siblings_outlive",
+    /// Rows for the other sequences of a request that leaves are lost.
+    SpareRowsLost = "spare_rows_lost",
+    /// Other sequences get their first token from another row.
+    SiblingsOfOtherRow = "siblings_of_other_row",
+    /// A request of several sequences is admitted with a row for one.
+    RowForOneOnly = "row_for_one_only",
     /// A block is published with the rows of a draft that was wrong.
     RejectedDraftPublished = "rejected_draft_published",
     /// One row of the drafts that were wrong counts as computed.

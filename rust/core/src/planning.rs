@@ -43,6 +43,7 @@ impl Scheduler {
         let wasted_before = self.counters.wasted_rows_sum;
         let preemptions_before = self.counters.preemptions;
         self.expire(now_us);
+        self.end_doomed();
         self.follow_cache();
         self.drain.begin(now_us);
         if self.groups.has_window() {
@@ -93,15 +94,18 @@ impl Scheduler {
         let (start, end) = (request.next(), request.next() + chunk);
         let (token, source) = request.next_token();
         let samples = end == request.num_tokens_to_come();
-        let rows = self.draft.more(1, chunk, usize::from(samples));
+        // With a token on its way, the step in flight brings theirs too.
+        let siblings = if samples && source < 0 { request.siblings } else { 0 };
+        let rows = self.draft.more(1, chunk, usize::from(samples) + siblings as usize);
         let tokens = rows.first_token + chunk;
         rows.seq_slots[0] = row.index() as i32;
         rows.seq_lens[0] = end as i32;
         rows.query_ends[0] = tokens as i32;
-        if samples {
-            rows.sample_rows[0] = tokens as i32 - 1;
-            rows.sample_requests[0] = request.id.0 as i64;
+        rows.sample_rows.fill(tokens as i32 - 1);
+        if mutant::is_on(Mutant::SiblingsOfOtherRow) && siblings > 0 {
+            rows.sample_rows[1] = 0;
         }
+        rows.sample_requests.iter_mut().zip(request.id.0..).for_each(|(to, id)| *to = id as i64);
         let sample = samples.then_some(rows.first_sample);
         if chunk == 1 && samples {
             (rows.token_ids[0], rows.token_sources[0]) = (token as i32, source);
@@ -119,12 +123,13 @@ impl Scheduler {
         self.counters.wasted_rows_sum += (self.groups.len() * (request.table.len() * size.tokens() - end)) as u64;
         let (copied, partial) = (std::mem::take(&mut self.copied), std::mem::take(&mut self.partial_rows));
         flight.entries.push(Entry::new(seat, request.epoch, start, chunk, samples));
-        if samples && chunk == 1 {
+        if samples && chunk == 1 && siblings == 0 {
             request.foresee(start, size);
         }
-        if copied || !shared.is_empty() {
+        if copied || !shared.is_empty() || siblings > 0 {
             let rare = flight.rare_mut(entry);
             (rare.copied, rare.partial, rare.shared) = (copied, partial, shared);
+            rare.siblings = siblings;
         }
         if !self.config.enable_prefix_caching {
             return;
@@ -377,7 +382,7 @@ impl Scheduler {
     fn foresees(&mut self, seat: usize) -> bool {
         let (size, copied) = (self.block_size, self.copied);
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        if copied || !request.is_decoding() || !request.drafts.is_empty() {
+        if copied || !request.is_decoding() || !request.drafts.is_empty() || request.siblings > 0 {
             return false;
         }
         request.foresee(request.next(), size);

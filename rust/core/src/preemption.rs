@@ -130,7 +130,8 @@ impl Scheduler {
         }
         self.start_waiting(seat);
         if !self.forget_untold(id) {
-            self.draft.preempted.push([id.0 as i64, 0]);
+            let (request, number) = self.name_of(seat);
+            self.draft.preempted.push([request, number]);
         }
     }
 

@@ -38,6 +38,8 @@ pub struct Asked<'a> {
     pub tenant: &'a str,
     /// Its turn.
     pub turn: Turn,
+    /// Sequences beside the first that go on from its prompt, each with outputs of its own.
+    pub siblings: u32,
 }
 
 /// A live request as the line knows it.

@@ -264,6 +264,14 @@ impl Recorded {
         did_end
     }
 
+    /// [`Scheduler::end_sequence`].
+    pub fn end_sequence(&mut self, id: RequestId) -> bool {
+        self.begin(|out| fields::put_numbers(out, 15, &[id.0]));
+        let did_end = self.scheduler.end_sequence(id);
+        self.end(|| u64::from(did_end) << 1);
+        did_end
+    }
+
     /// [`Scheduler::finish`].
     pub fn finish(&mut self, id: RequestId) -> bool {
         self.begin(|out| fields::put_numbers(out, 4, &[id.0]));

@@ -30,7 +30,7 @@ use crate::request::Limits;
 use crate::retention::Ranges;
 
 /// The version of the format.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 const MAGIC: &[u8; 8] = b"BTRECORD";
 /// Bytes of a record beside its body.
 pub(crate) const FRAME: usize = 12;
@@ -45,20 +45,65 @@ pub(crate) type Check = [u8; 8];
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the arguments of the methods of `Recorded` of the same names")]
 pub enum Call {
-    Submit { tokens: Vec<TokenId>, identity: Identity, limits: Limits, tenant: String, turn: Turn, now_us: u64 },
-    SetRetention { request: u64, ranges: Ranges },
-    Abort { request: u64 },
-    Finish { request: u64 },
-    Fork { request: u64, limits: Limits, now_us: u64 },
-    Truncate { request: u64, num_tokens: u64 },
+    Submit {
+        tokens: Vec<TokenId>,
+        identity: Identity,
+        limits: Limits,
+        tenant: String,
+        turn: Turn,
+        siblings: u32,
+        now_us: u64,
+    },
+    SetRetention {
+        request: u64,
+        ranges: Ranges,
+    },
+    Abort {
+        request: u64,
+    },
+    EndSequence {
+        request: u64,
+    },
+    Finish {
+        request: u64,
+    },
+    Fork {
+        request: u64,
+        limits: Limits,
+        now_us: u64,
+    },
+    Truncate {
+        request: u64,
+        num_tokens: u64,
+    },
     ResetPrefixCache,
-    Pin { tokens: Vec<TokenId>, identity: Identity },
-    Unpin { pin: u64 },
-    SetWeightsVersion { version: Vec<u8> },
-    Propose { rows: Vec<i64>, starts: Vec<i64>, tokens: Vec<i64> },
-    Plan { now_us: u64 },
-    Commit { step: u64, tokens: Vec<i64>, starts: Vec<i64>, now_us: u64 },
-    Fail { step: u64 },
+    Pin {
+        tokens: Vec<TokenId>,
+        identity: Identity,
+    },
+    Unpin {
+        pin: u64,
+    },
+    SetWeightsVersion {
+        version: Vec<u8>,
+    },
+    Propose {
+        rows: Vec<i64>,
+        starts: Vec<i64>,
+        tokens: Vec<i64>,
+    },
+    Plan {
+        now_us: u64,
+    },
+    Commit {
+        step: u64,
+        tokens: Vec<i64>,
+        starts: Vec<i64>,
+        now_us: u64,
+    },
+    Fail {
+        step: u64,
+    },
 }
 
 impl Call {
@@ -69,6 +114,7 @@ impl Call {
             Call::Submit { .. } => "submit",
             Call::SetRetention { .. } => "set_retention",
             Call::Abort { .. } => "abort",
+            Call::EndSequence { .. } => "end_sequence",
             Call::Finish { .. } => "finish",
             Call::Fork { .. } => "fork",
             Call::Truncate { .. } => "truncate",

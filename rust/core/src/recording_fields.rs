@@ -19,11 +19,13 @@ use crate::tenants::TenantRules;
 
 pub(crate) fn put_entry(out: &mut Vec<u8>, entry: &Entry) {
     match &entry.call {
-        Call::Submit { tokens, identity, limits, tenant, turn, now_us } => {
-            put_submit(out, tokens, identity, limits, &Asked { tenant, turn: *turn }, *now_us);
+        Call::Submit { tokens, identity, limits, tenant, turn, siblings, now_us } => {
+            let asked = Asked { tenant, turn: *turn, siblings: *siblings };
+            put_submit(out, tokens, identity, limits, &asked, *now_us);
         }
         Call::SetRetention { request, ranges } => put_retention(out, *request, ranges),
         Call::Abort { request } => put_numbers(out, 3, &[*request]),
+        Call::EndSequence { request } => put_numbers(out, 15, &[*request]),
         Call::Finish { request } => put_numbers(out, 4, &[*request]),
         Call::Fork { request, limits, now_us } => put_fork(out, *request, limits, *now_us),
         Call::Truncate { request, num_tokens } => put_numbers(out, 6, &[*request, *num_tokens]),
@@ -57,10 +59,10 @@ pub(crate) fn put_submit(
     put_tokens(out, tokens);
     put_identity(out, identity);
     put_limits(out, limits);
-    let Asked { tenant, turn: Turn { priority, deadline_us, queue_deadline_us } } = *asked;
+    let Asked { tenant, turn: Turn { priority, deadline_us, queue_deadline_us }, siblings } = *asked;
     put_text(out, tenant.as_bytes());
     put(out, fold(i64::from(priority)));
-    [deadline_us, queue_deadline_us, now_us].into_iter().for_each(|time_us| put(out, time_us));
+    [deadline_us, queue_deadline_us, u64::from(siblings), now_us].into_iter().for_each(|time_us| put(out, time_us));
 }
 
 pub(crate) fn put_retention(out: &mut Vec<u8>, request: u64, ranges: &Ranges) {
@@ -534,7 +536,8 @@ impl<'a> Left<'a> {
             1 => {
                 let (tokens, identity) = (self.tokens()?, self.identity()?);
                 let (limits, tenant) = (self.limits()?, self.string()?);
-                Call::Submit { tokens, identity, limits, tenant, turn: self.turn()?, now_us: self.number()? }
+                let (turn, siblings) = (self.turn()?, self.number32()?);
+                Call::Submit { tokens, identity, limits, tenant, turn, siblings, now_us: self.number()? }
             }
             2 => Call::SetRetention { request: self.number()?, ranges: self.ranges()? },
             3 => Call::Abort { request: self.number()? },
@@ -555,6 +558,7 @@ impl<'a> Left<'a> {
                 let (rows, starts) = (self.list(1, Self::signed)?, self.starts()?);
                 Call::Propose { rows, starts, tokens: self.list(1, Self::signed)? }
             }
+            15 => Call::EndSequence { request: self.number()? },
             _ => return self.broken("no call has this number"),
         };
         let outcome = u64::from_le_bytes(self.take()?);

@@ -102,14 +102,17 @@ pub fn replay(bytes: &[u8]) -> Result<Replayed> {
 /// Makes one call. What it returns stands in the recorder.
 fn make(scheduler: &mut Recorded, call: &Call, memories: &mut [(Vec<i64>, Vec<i32>); 2]) -> Result<()> {
     match call {
-        Call::Submit { tokens, identity, limits, tenant, turn, now_us } => {
+        Call::Submit { tokens, identity, limits, tenant, turn, siblings, now_us } => {
             let prompt = scheduler.prompt(tokens.clone(), identity.clone())?;
-            let asked = Asked { tenant, turn: *turn };
+            let asked = Asked { tenant, turn: *turn, siblings: *siblings };
             drop(scheduler.submit_as(prompt, limits.clone(), asked, *now_us));
         }
         Call::SetRetention { request, ranges } => drop(scheduler.set_retention(RequestId(*request), ranges.clone())),
         Call::Abort { request } => {
             scheduler.abort(RequestId(*request));
+        }
+        Call::EndSequence { request } => {
+            scheduler.end_sequence(RequestId(*request));
         }
         Call::Finish { request } => {
             scheduler.finish(RequestId(*request));

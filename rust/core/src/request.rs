@@ -131,6 +131,11 @@ pub struct Lists {
     pub(crate) retention: Option<Box<Ranges>>,
     /// Blocks at the head of the tables whose content this request found or published.
     pub(crate) published: usize,
+    /// Sequences that will go on from its prompt with its first output, and their rows while it runs.
+    pub(crate) siblings: u32,
+    pub(crate) spare_rows: Vec<Row>,
+    /// The first sequence of those with which it is one request, if there are several.
+    pub(crate) family: Option<RequestId>,
     /// Drafts for the next plan, which follow its last token, known or on its way.
     pub(crate) drafts: Vec<TokenId>,
     pub(crate) prompt_len: usize,
@@ -222,6 +227,9 @@ impl Request {
                 is_mixed: false,
                 others: Box::default(),
                 published: 0,
+                siblings: 0,
+                spare_rows: Vec::new(),
+                family: None,
                 drafts: Vec::new(),
                 promised: 0,
                 preemptions: 0,

@@ -21,16 +21,20 @@ impl Scheduler {
             return;
         }
         let short = needed.saturating_sub(self.unpromised());
-        if short == 0 && !self.free_rows.is_empty() {
+        if short == 0 && self.has_rows_for(seat) {
             if before == Some(seat) {
                 self.keep_room(seat, needed);
             }
             return;
         }
+        let rows = self.free_rows.len() + self.victims_for(seat).count();
+        if rows <= self.request(seat).siblings as usize {
+            return;
+        }
         if self.victims_for(seat).next().is_none() || !self.suffice_for(seat, short) {
             return;
         }
-        while self.needed_by(seat) > self.unpromised() || self.free_rows.is_empty() {
+        while self.needed_by(seat) > self.unpromised() || !self.has_rows_for(seat) {
             let Some(victim) = self.victims_for(seat).min_by_key(|&victim| self.cost_of(victim)) else { return };
             self.note_preemption(victim, seat);
             self.preempt(victim);

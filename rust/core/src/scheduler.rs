@@ -4,7 +4,7 @@
 //! finish); a step is made in `planning.rs` with `admission.rs` and `preemption.rs`, and ends in `commit.rs`.
 //! Every live request is in exactly one place, waiting or running, and one that ended holds nothing: see `audit.rs`.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use hashbrown::HashTable;
 
@@ -110,6 +110,10 @@ pub struct Scheduler {
     pub(crate) copied: bool,
     /// Rows of a partial hit among those.
     pub(crate) partial_rows: usize,
+    /// Requests of several sequences, by the first: which of them live.
+    pub(crate) families: BTreeMap<RequestId, Vec<RequestId>>,
+    /// Of those, the ones that end in the next plan, since one of them found no memory.
+    pub(crate) doomed: Vec<RequestId>,
     /// Seats of requests that have drafts for the next plan.
     pub(crate) proposed: Vec<usize>,
     /// Those that got their row in the plan under way, which comes behind all others' with their drafts; and `copied` of each.
@@ -189,6 +193,8 @@ impl Scheduler {
             num_filled: 0,
             copied: false,
             partial_rows: 0,
+            families: BTreeMap::new(),
+            doomed: Vec::new(),
             proposed: Vec::new(),
             drafting: Vec::new(),
             ended: VecDeque::new(),
@@ -229,6 +235,7 @@ impl Scheduler {
         if let Err(error) = self
             .check(&prompt.tokens, &limits)
             .and_then(|()| self.check_asked(&asked, now_us))
+            .and_then(|()| self.check_siblings(asked.siblings))
             .and_then(|()| self.check_tenant(&prompt.tokens, &limits, &asked))
             .and_then(|()| self.check_queue(prompt.tokens.len(), asked.tenant))
         {
@@ -248,11 +255,14 @@ impl Scheduler {
         self.clear_up();
         self.pool.tell_time(now_us);
         let id = RequestId(self.next_id);
-        self.next_id += 1;
+        self.next_id += 1 + u64::from(asked.siblings);
         let ask = self.ask(id, &asked, now_us);
         let (tokens, max_tokens) = (saturated(prompt.tokens.len() as u64), limits.max_tokens);
         self.timelines.tell_time(now_us);
         let seat = self.sit(Request::new(id, prompt, limits, now_us, self.config.max_model_len as usize), ask);
+        if asked.siblings > 0 {
+            self.begin_family(seat, asked.siblings);
+        }
         self.note(seat, Reason::Submitted { tokens, max_tokens });
         if self.waiting.len() > 0 {
             self.note(seat, Reason::BehindHead { others: self.waiting.len() as u32 });
@@ -287,8 +297,17 @@ impl Scheduler {
         &self.hasher
     }
 
-    /// Ends a request in whatever state it is; false if it has ended already or never was.
+    /// Ends a request in whatever state it is, all of its sequences; the id of another sequence than the first ends that one alone. False
+    /// if it has ended already or never was.
     pub fn abort(&mut self, id: RequestId) -> bool {
+        if self.families.contains_key(&id) && !mutant::is_on(Mutant::SiblingsOutlive) {
+            return self.end_family(id, End::Aborted);
+        }
+        self.leave(id, End::Aborted)
+    }
+
+    /// Ends one sequence of a request as aborted, the first one too; false as above.
+    pub fn end_sequence(&mut self, id: RequestId) -> bool {
         self.leave(id, End::Aborted)
     }
 
@@ -429,6 +448,9 @@ impl Scheduler {
         let Place::Running(row) = request.place else { unreachable!("only running requests are stopped") };
         self.promised -= std::mem::take(&mut request.promised);
         self.free_rows.push(row);
+        if !mutant::is_on(Mutant::SpareRowsLost) {
+            self.free_rows.append(&mut request.spare_rows);
+        }
         let all = request.cut(0);
         let planned_in = request.planned_in;
         let when = self.when_free(planned_in, all.blocks());
@@ -453,6 +475,9 @@ impl Scheduler {
         self.note_end(seat, end);
         let request = self.seats[seat].take().expect("a seat in use");
         self.by_id_remove(request.id, seat);
+        if let Some(first) = request.family {
+            self.leave_family(first, request.id, end);
+        }
         self.forget_untold(request.id);
         self.empty_seats.push(seat);
         self.tenants.exit(self.asks[seat].tenant);

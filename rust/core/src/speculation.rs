@@ -28,11 +28,11 @@ pub(crate) struct Given<'a> {
 }
 
 impl Given<'_> {
-    fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.starts.len() - 1
     }
 
-    fn token(&self, sample: usize) -> Option<TokenId> {
+    pub fn token(&self, sample: usize) -> Option<TokenId> {
         let given = &self.tokens[self.starts[sample] as usize..self.starts[sample + 1] as usize];
         given.first().map(|&token| token as TokenId)
     }
@@ -102,7 +102,8 @@ impl Scheduler {
 
     /// The request at `seat`, which has drafts, has a block for its next row: if it decodes, it is planned behind all others, with them.
     pub(crate) fn put_off(&mut self, seat: usize) -> bool {
-        let decodes = self.request(seat).is_decoding();
+        let request = self.request(seat);
+        let decodes = request.is_decoding() && request.siblings == 0;
         if decodes {
             self.drafting.push((seat, std::mem::take(&mut self.copied)));
         }

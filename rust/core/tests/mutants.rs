@@ -25,6 +25,7 @@ mod seed;
 mod sequence_script;
 mod shared_prompt;
 mod shares_script;
+mod sibling_checks;
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -82,6 +83,10 @@ rows! {
     wasted_token_shown: WastedTokenShown, ["ends"], a_stop_comes_while_the_next_step_runs;
     key_before_token: KeyBeforeToken, ["A7"], a_block_fills_up_in_a_step_that_was_planned_ahead;
     fail_leaves_next: FailLeavesNext, ["exact"], a_step_fails_under_the_next_one;
+    siblings_outlive: SiblingsOutlive, ["books"], sibling_checks::a_request_is_ended_as_one;
+    spare_rows_lost: SpareRowsLost, ["A6"], sibling_checks::a_request_is_ended_as_one;
+    siblings_of_other_row: SiblingsOfOtherRow, ["samples"], sibling_checks::the_prompt_is_computed_once_and_shared;
+    row_for_one_only: RowForOneOnly, ["siblings"], sibling_checks::a_row_is_kept_for_each;
     rejected_draft_published: RejectedDraftPublished, ["A7"], draft_checks::only_what_was_right_is_found_again;
     rollback_keeps_one: RollbackKeepsOne, ["A7"], draft_checks::every_drafter_brings_the_same_text;
     stop_inside_run_missed: StopInsideRunMissed, ["epoch"], draft_checks::a_run_ends_at_the_first_stop_or_limit;

@@ -67,7 +67,7 @@ fn play(config: &Config, order: &[Event]) -> Checked<Option<(Driver, Vec<u64>)>>
                 let is_priority = config.queue.policy == PolicyKind::Priority;
                 let priority = if is_priority { 2 - ids.len() as i32 } else { 0 };
                 let turn = Turn { priority, ..Turn::default() };
-                let asked = Asked { tenant: ["a", "b", "a"][ids.len()], turn };
+                let asked = Asked { tenant: ["a", "b", "a"][ids.len()], turn, ..Asked::default() };
                 ids.push(driver.submit_asked(Identity::of(Domain::Deployment), prompt, limits, asked)?.unwrap_or(0));
             }
             Event::Plan if driver.step.is_none() && driver.live().next().is_some() => drop(driver.plan()?),

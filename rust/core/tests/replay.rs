@@ -289,7 +289,7 @@ fn write_the_corpus() {
         };
         let prompt = scheduler.prompt((0..9).collect(), identity).expect("a valid prompt");
         let limits = Limits { max_tokens: 2, min_tokens: 1, stop_tokens: vec![5] };
-        let asked = Asked { tenant: "t", turn: Turn { deadline_us: 900, ..Turn::default() } };
+        let asked = Asked { tenant: "t", turn: Turn { deadline_us: 900, ..Turn::default() }, siblings: 1 };
         let id = scheduler.submit_as(prompt, limits, asked, 5).expect("it fits");
         let range = TokenRange { start: 0, end: Some(5), priority: 80, duration_ms: Some(9) };
         scheduler.set_retention(id, Ranges::new(&[range]).expect("a range")).expect("it lives");

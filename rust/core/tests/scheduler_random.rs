@@ -72,6 +72,8 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("wrong_drafts", rare.wrong_drafts as u64),
         ("ended_at_draft", rare.ended_at_draft as u64),
         ("failed_drafts", rare.failed_drafts as u64),
+        ("siblings", rare.siblings as u64),
+        ("families_left", rare.families_left as u64),
         ("expired", rare.expired as u64),
         ("deadlines", rare.deadlines as u64),
         ("queue_deadlines", rare.queue_deadlines as u64),

@@ -67,6 +67,7 @@ pub fn read_recording(py: Python<'_>, recording: &[u8]) -> PyResult<Vec<String>>
             Call::Plan { now_us } => format!("{number} {name} at {now_us} us"),
             Call::SetRetention { request, .. }
             | Call::Abort { request }
+            | Call::EndSequence { request }
             | Call::Finish { request }
             | Call::Fork { request, .. } => format!("{number} {name} request {request}"),
             Call::Truncate { request, num_tokens } => {

@@ -24,7 +24,7 @@ use crate::plan::{ArraySet, Commit, Plan, array};
 use crate::pool::{block_refs, free_queue, published_blocks};
 use crate::recording;
 use crate::tokens::{copy_ints, count, groups, number, token_ids, token_ranges};
-use crate::turn::{SaidRules, told, turn};
+use crate::turn::{SaidRules, siblings, told, turn};
 
 /// Prompts from here on are hashed with the interpreter released: about 10 us of work.
 const LONG_PROMPT: usize = 1024;
@@ -161,10 +161,10 @@ impl Scheduler {
     #[pyo3(
         name = "submit",
         signature = (token_ids, *, max_tokens, min_tokens=None, stop_token_ids=None, domain=None, public_tokens=None, adapter=None,
-            cache_salt=None, media=None, retention=None, priority=None, tenant=None, queue_deadline_us=None, deadline_us=None, now_us=None),
+            cache_salt=None, media=None, retention=None, priority=None, tenant=None, queue_deadline_us=None, deadline_us=None, n=None, now_us=None),
         text_signature = "($self, token_ids, *, max_tokens, min_tokens=0, stop_token_ids=(), domain=None, public_tokens=0, \
             adapter=None, cache_salt=None, media=(), retention=(), priority=0, tenant=None, queue_deadline_us=None, \
-            deadline_us=None, now_us=0)"
+            deadline_us=None, n=1, now_us=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of one request")]
     fn py_submit(
@@ -184,6 +184,7 @@ impl Scheduler {
         tenant: Option<&str>,
         queue_deadline_us: Option<&Bound<'_, PyAny>>,
         deadline_us: Option<&Bound<'_, PyAny>>,
+        n: Option<&Bound<'_, PyAny>>,
         now_us: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let now_us = now_us.map_or(Ok(0), |given| number("now_us", given))?;
@@ -193,7 +194,8 @@ impl Scheduler {
         let turn = turn(priority, deadline_us, queue_deadline_us)?;
         let prompt = self.hashed(py, tokens, Said { domain, public_tokens, adapter, cache_salt, media })?;
         let said_domain = domain.map(|domain| domain.extract::<String>()).transpose()?;
-        let asked = Asked { tenant: tenant.or(said_domain.as_deref()).unwrap_or_default(), turn };
+        let siblings = siblings(n)?;
+        let asked = Asked { tenant: tenant.or(said_domain.as_deref()).unwrap_or_default(), turn, siblings };
         let submit = |state: &mut State| {
             let kept = Ranges::new(&ranges)?;
             let id = state.core.submit_as(prompt, limits, asked, now_us)?;
@@ -259,6 +261,11 @@ impl Scheduler {
     fn abort(&self, py: Python<'_>, request_id: &Bound<'_, PyAny>) -> PyResult<bool> {
         let request_id = number("request_id", request_id)?;
         self.door.held(py, |state| Ok(state.core.abort(RequestId(request_id))))
+    }
+
+    fn end_sequence(&self, py: Python<'_>, sequence_id: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let sequence_id = number("sequence_id", sequence_id)?;
+        self.door.held(py, |state| Ok(state.core.end_sequence(RequestId(sequence_id))))
     }
 
     fn finish(&self, py: Python<'_>, request_id: &Bound<'_, PyAny>) -> PyResult<bool> {

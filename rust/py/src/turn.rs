@@ -91,6 +91,12 @@ fn tenant_rules(field: &str, given: &Bound<'_, PyAny>, base: TenantRules) -> PyR
     Ok(rules)
 }
 
+/// Sequences beside the first that a request of `n` has.
+pub fn siblings(n: Option<&Bound<'_, PyAny>>) -> PyResult<u32> {
+    let Some(given) = n else { return Ok(0) };
+    count("n", given)?.checked_sub(1).ok_or_else(|| invalid(given.py(), "n", given, "must be at least 1"))
+}
+
 /// A request's turn.
 pub fn turn(
     priority: Option<&Bound<'_, PyAny>>,

@@ -48,6 +48,10 @@ pub struct Client {
     pub passes: u32,
     /// Drafts that were proposed for the next plan.
     pub drafts: Vec<u32>,
+    /// Sequences beside it that begin with its first output.
+    pub siblings: u32,
+    /// The first sequence of its request, if that has several.
+    pub family: Option<u64>,
     /// End code, once it has ended.
     pub end: Option<i64>,
     /// Keys of the full blocks of `tokens`, as far as they were needed.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use blocktable_core::error::Error;
 
-use super::{Driver, Plan, Step};
+use super::{Driver, Plan};
 use crate::broken::{Checked, ensure};
 
 /// How a drafter guesses.
@@ -125,7 +125,7 @@ impl Driver {
             ensure(end < longest, "limit", || format!("request {} writes row {end} of {longest}", client.id))?;
             let is_decode = chunk == 1 + count && end - count == client.tokens.len();
             let more = client.drafts.len() - count;
-            if !is_decode || more == 0 {
+            if !is_decode || more == 0 || client.siblings > 0 {
                 continue;
             }
             // Another one fits neither the limits, nor the tokens of the step, nor a block that it has or might take.
@@ -145,15 +145,5 @@ impl Driver {
     pub(super) fn forget_lookahead(&mut self, id: u64, rows: usize) {
         let client = self.clients.get_mut(&id).expect("a known request");
         client.granted = client.granted.min(rows);
-    }
-}
-
-impl Step {
-    /// The entry of each sample, and its number among those of the entry.
-    pub(super) fn samples(&self) -> Vec<(usize, usize)> {
-        let of = |(at, entry): (usize, &super::step::Entry)| {
-            (0..if entry.samples { 1 + entry.drafts.len() } else { 0 }).map(move |number| (at, number))
-        };
-        self.entries.iter().enumerate().flat_map(of).collect()
     }
 }

@@ -4,6 +4,7 @@ use blocktable_core::error::Error;
 use blocktable_core::ids::RequestId;
 use blocktable_core::request::Limits;
 
+use super::siblings::salt_of;
 use super::world::mark;
 use super::{Client, ColdAnswer, Driver};
 use crate::broken::{Checked, ensure};
@@ -33,11 +34,12 @@ impl Driver {
             Ok(RequestId(id)) => {
                 ensure(must_refuse.is_empty(), "fork", || format!("forked although {must_refuse:?}"))?;
                 let mut child = Client { id, limits, is_untold: true, may_copy: true, ..self.clients[&parent].clone() };
-                child.salt = id.wrapping_mul(0x5851_F42D_4C95_7F2D);
+                child.salt = salt_of(id);
                 (child.row, child.preemptions, child.submitted_us) = (None, 0, now_us);
                 (child.computed, child.granted) = (confirmed, confirmed);
                 (child.rank.arrival, child.passes) = (id, 0);
                 child.drafts.clear();
+                child.siblings = 0;
                 child.answer = self.answer_of(&child);
                 self.clients.get_mut(&parent).expect("a known request").may_copy = true;
                 self.clients.insert(id, child);
@@ -124,7 +126,7 @@ impl Driver {
         lines.into_iter().all(|(line, first)| (first.min(end)..end).all(|at| self.device_tables[line + at] > 0))
     }
 
-    fn answer_of(&self, client: &Client) -> ColdAnswer {
+    pub(super) fn answer_of(&self, client: &Client) -> ColdAnswer {
         let config = self.config();
         let Client { tokens, prompt_len, salt, limits, identity, .. } = client;
         let (vocab_size, longest, size) = (config.vocab_size, config.max_model_len, self.block_size());
@@ -151,7 +153,8 @@ impl Driver {
         if self.need(rows.min(longest)) > (self.config().num_blocks - 1 - queue.watermark) as usize {
             reasons.push("never fits");
         }
-        if self.scheduler.num_running() == self.config().rows() as usize {
+        let spare: u32 = self.live().filter(|client| client.is_running()).map(|client| client.siblings).sum();
+        if self.scheduler.num_running() + spare as usize == self.config().rows() as usize {
             reasons.push("no free row");
         }
         reasons

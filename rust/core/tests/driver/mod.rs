@@ -15,6 +15,7 @@ mod pinning;
 mod plan;
 mod plan_check;
 mod reasons;
+mod siblings;
 mod step;
 mod turns;
 mod weights;
@@ -97,6 +98,9 @@ pub struct Seen {
     pub ended_at_draft: usize,
     /// Drafts in steps that failed.
     pub failed_drafts: usize,
+    /// Sequences beside the first of their request, and requests of several that were ended as one.
+    pub siblings: usize,
+    pub families_left: usize,
 }
 
 /// A scheduler, the memory of its plans, the oracle model, and the books of its caller.
@@ -210,6 +214,8 @@ impl Driver {
                 self.expected.submitted += 1;
                 let mut client = self.new_client(id, prompt, limits, identity, chain);
                 client.asked = asked;
+                client.siblings = asked.siblings;
+                client.family = (asked.siblings > 0).then_some(id);
                 client.rank = Rank { class: self.class_of(&asked), arrival: id };
                 self.clients.insert(id, client);
                 Some(id)
@@ -231,6 +237,9 @@ impl Driver {
     /// Aborts a request, in whatever state it is.
     pub fn abort(&mut self, id: u64) -> Checked {
         let did_end = self.scheduler.abort(RequestId(id));
+        if self.leave_family(id, did_end)? {
+            return self.settle();
+        }
         self.leave(id, did_end, End::Aborted)
     }
 
@@ -258,7 +267,7 @@ impl Driver {
         if self.step.is_some() {
             self.commit(&[])?;
         }
-        let live = self.live().count();
+        let live = self.live().map(|client| 1 + client.siblings as usize).sum::<usize>();
         let longest = self.live().map(Client::most_tokens).max().unwrap_or(0);
         // The running request of highest rank brings a row in every step and is never a victim, so a request that waits at the head
         // starts after at most `live` others have ended.
@@ -327,6 +336,8 @@ impl Driver {
             rank: Rank { class: 0, arrival: id },
             passes: 0,
             drafts: Vec::new(),
+            siblings: 0,
+            family: None,
             end: None,
             keys: Vec::new(),
         }

@@ -65,8 +65,8 @@ impl Plan {
                 .map(|copy| std::array::from_fn(|i| copy[i]))
                 .collect(),
             ended: pairs.chunks(2).map(|pair| (pair[0] as u64, pair[1])).collect(),
-            preempted: preempted.chunks(2).map(|pair| pair[0] as u64).collect(),
-            admitted: admitted.chunks(3).map(|three| (three[0] as u64, three[2] as i32)).collect(),
+            preempted: preempted.chunks(2).map(|pair| (pair[0] + pair[1]) as u64).collect(),
+            admitted: admitted.chunks(3).map(|three| ((three[0] + three[1]) as u64, three[2] as i32)).collect(),
         }
     }
 

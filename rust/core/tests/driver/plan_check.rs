@@ -89,7 +89,9 @@ impl Driver {
             }
             if end >= client.tokens.len() {
                 let rows = plan.query_starts[seq + 1] - 1 - (end - known) as i32..plan.query_starts[seq + 1];
+                let last = rows.end - 1;
                 samples.extend(rows.map(|row| (row, client.id as i64)));
+                samples.extend((1..=i64::from(client.siblings)).map(|number| (last, client.id as i64 + number)));
             }
         }
         let planned: Vec<(i32, i64)> =

@@ -16,7 +16,7 @@ use blocktable_core::request::End;
 use super::oracle::{first_seen, mix, token_of};
 use super::plan_check::Before;
 use super::world::mark;
-use super::{Driver, Plan};
+use super::{Client, Driver, Plan};
 use crate::broken::{Checked, broken, ensure};
 
 /// A plan in flight.
@@ -35,6 +35,8 @@ pub struct Entry {
     pub start: usize,
     pub chunk: usize,
     pub samples: bool,
+    /// Sequences that get their first token from its last row, beside itself.
+    pub siblings: usize,
     /// Tokens behind those of the request: guesses.
     pub drafts: Vec<u32>,
     pub written: BTreeSet<i32>,
@@ -134,7 +136,7 @@ impl Driver {
             };
             mix(groups.map(hash))
         };
-        let salt = |id: &i64| self.clients[&(*id as u64)].salt;
+        let salt = |id: &i64| self.salt(*id as u64);
         let salted = plan.sample_rows.iter().map(sample).zip(plan.sample_requests.iter().map(salt));
         let tokens = Some(salted.map(|(hash, salt)| token_of(hash ^ salt, self.config().vocab_size)).collect());
         self.step.as_mut().expect("a plan in flight").tokens = tokens;
@@ -320,9 +322,20 @@ impl Driver {
                 sample += all.len();
                 continue;
             }
-            sample += usize::from(entry.samples);
+            let all = &given[sample..sample + if entry.samples { 1 + entry.siblings } else { 0 }];
+            let is_whole = all.iter().all(Option::is_some);
+            let token = token.map(|token| token.filter(|_| is_whole));
+            if entry.siblings > 0 && (entry.is_stale || !is_whole) {
+                let is_lost = |&at: &usize| all[at].is_some() && (at > 0 || !is_whole);
+                dropped.extend((0..all.len()).filter(is_lost).map(|at| (sample + at) as i32));
+            }
+            let first = sample;
+            sample += all.len();
             if entry.is_stale {
-                dropped.extend(token.flatten().map(|_| sample as i32 - 1));
+                if let Some(Some(_)) = token {
+                    dropped.push(first as i32);
+                    dropped.sort_unstable();
+                }
                 continue;
             }
             let is_missing = token == Some(None);
@@ -332,6 +345,10 @@ impl Driver {
             }
             self.clients.get_mut(&entry.id).expect("a known request").computed = end;
             if let Some(Some(token)) = token {
+                if entry.siblings > 0 {
+                    accepted += entry.siblings;
+                    ended.extend(self.bear(&entry, all)?);
+                }
                 accepted += 1;
                 ended.extend(self.take_token(entry.id, token)?);
             }
@@ -369,7 +386,7 @@ impl Driver {
     }
 
     /// Compares a token with the cold answer; the end that it brings.
-    fn take_token(&mut self, id: u64, token: u32) -> Checked<Option<(u64, i64)>> {
+    pub(super) fn take_token(&mut self, id: u64, token: u32) -> Checked<Option<(u64, i64)>> {
         let now_us = self.now_us;
         let client = self.clients.get_mut(&id).expect("a known request");
         let at = client.outputs().len();
@@ -405,6 +422,7 @@ impl Driver {
                 start,
                 chunk,
                 samples: start + chunk - drafts == client.tokens.len(),
+                siblings: if start + chunk == client.tokens.len() { client.siblings as usize } else { 0 },
                 drafts: plan.token_ids[first + chunk - drafts..first + chunk].iter().map(|&id| id as u32).collect(),
                 written: slots.clone().flatten().map(block).collect(),
                 last: last.collect(),
@@ -543,7 +561,10 @@ impl Driver {
         if code == End::Capacity as i64 && client.is_live() {
             let tokens = client.tokens.len();
             let usable = usable.min(self.rules_of(client.asked.tenant).hard_blocks as usize);
-            ensure(self.need(tokens) > usable || self.config().queue.no_evict, "capacity", || {
+            let is_of_family =
+                |other: &Client| client.family.is_some() && other.family == client.family && other.end == Some(code);
+            let is_doomed = self.clients.values().any(is_of_family);
+            ensure(is_doomed || self.need(tokens) > usable || self.config().queue.no_evict, "capacity", || {
                 format!("request {id} ends for want of memory with {tokens} tokens, {usable} blocks are usable")
             })?;
             self.mark_ended(id, code);

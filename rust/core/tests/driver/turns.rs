@@ -23,6 +23,9 @@ impl Driver {
         if turn.queue_deadline_us <= self.now_us {
             reasons.push("queue_deadline_us");
         }
+        if asked.siblings >= self.config().rows() {
+            reasons.push("n");
+        }
         if asked.tenant.len() > 1024 {
             reasons.push("tenant");
         }

@@ -284,9 +284,11 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
     match *event {
         Event::Submit(ref ask, times) => (0..times).try_for_each(|_| {
             let (identity, prompt, limits) = ask.request(driver.config());
-            let asked = ask.turn.asked(driver);
+            // Now and then two or three sequences.
+            let siblings = if ask.max_tokens % 3 == 0 { ask.max_tokens / 3 % 3 } else { 0 };
+            let asked = Asked { siblings, ..ask.turn.asked(driver) };
             let id = driver.submit_asked(identity, prompt, limits, asked)?;
-            ever.extend(id);
+            ever.extend(id.into_iter().flat_map(|id| id..=id + u64::from(siblings)));
             id.zip(ask.kept).map_or(Ok(()), |(id, range)| driver.keep(id, &[range]))
         }),
         Event::SubmitNonsense(which) => submit_nonsense(driver, which),
@@ -299,6 +301,7 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
         }
         Event::Commit { withheld } => driver.commit(&std::array::from_fn::<bool, 8, _>(|bit| withheld >> bit & 1 == 1)),
         Event::Fail => driver.fail(),
+        Event::Abort(number) if number % 3 == 1 => driver.end_sequence(pick(number)),
         Event::Abort(number) => driver.abort(pick(number)),
         Event::AbortPlanned(number) => {
             if driver.step.is_none() {
@@ -386,7 +389,7 @@ impl Say {
             deadline_us: at(self.deadline),
             queue_deadline_us: at(self.queue_deadline),
         };
-        Asked { tenant: ["", "a", "b"][self.tenant], turn }
+        Asked { tenant: ["", "a", "b"][self.tenant], turn, ..Asked::default() }
     }
 }
 
