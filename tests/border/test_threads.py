@@ -217,7 +217,7 @@ def test_every_method_is_called_by_the_threads():
     """A new method that nobody adds to the callers is found here."""
     source = {
         "submit", "plan", "commit", "fail", "abort", "finish", "stats", "config", "num_running", "num_waiting", "free_queue",
-        "block_refs", "published_blocks", "num_cached_tokens", "audit", "reset_prefix_cache",
+        "block_refs", "published_blocks", "block_map", "block_namings", "num_cached_tokens", "audit", "reset_prefix_cache",
         "read_events", "event_snapshot", "set_weights_version", "is_mixed", "miss_reason", "pin", "unpin",
         "end_sequence", "fork", "truncate", "propose", "explain", "listen_to_notes", "take_notes", "recorded",
         "start_recording", "keep_recording", "flush_recording", "stop_recording",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import mimetypes
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from starlette.requests import Request
@@ -81,8 +81,9 @@ def dashboard_routes(client: EngineClient) -> list[BaseRoute]:
 
 def _figures(client: EngineClient, snapshot: dict[str, Any]) -> dict[str, Any]:
     info = client.info
+    path = PurePath(info.model)
     return {
-        "model": info.model,
+        "model": path.name if path.is_absolute() else info.model,
         "num_blocks": info.num_blocks,
         "block_size": info.block_size,
         "map_every_ms": map_every_ms(info.num_blocks),
