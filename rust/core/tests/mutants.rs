@@ -409,7 +409,13 @@ fn random_schedules_alone_find_most_faults() {
     let overlap = |name: &&str| OVERLAP.iter().any(|fault| fault.name() == *name);
     missed.retain(|name| !overlap(name));
     missed.retain(|name| !elsewhere.contains(name) && !threads(name));
-    assert!(missed.is_empty(), "300 random schedules do not find {missed:?}");
+    // Some need luck: they get more of it.
+    let is_missed_again = |name: &&str| {
+        let fault = Mutant::ALL.iter().find(|fault| fault.name() == *name).expect("one of them");
+        under(*fault, || seed::sweep(2, 2_000, &schedules(), |schedule| schedule.run().map(drop))).is_ok()
+    };
+    missed.retain(is_missed_again);
+    assert!(missed.is_empty(), "2,300 random schedules do not find {missed:?}");
 }
 
 #[test]
