@@ -356,14 +356,15 @@ def others_are_answered(server: Live) -> None:
 
 @pytest.fixture
 def long_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For servers that are made after it: each reads its tokenizer at the start."""
     monkeypatch.setattr(Tokenizer, "longest_token", property(lambda self: 2**27))
 
 
-def test_a_huge_prompt_does_not_hold_up_others(server: Live, long_tokens: None) -> None:
+def test_a_huge_prompt_does_not_hold_up_others(long_tokens: None, server: Live) -> None:
     others_are_answered(server)
 
 
-def test_a_prompt_read_on_the_event_loop_is_caught(server: Live, long_tokens: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_read_on_the_event_loop_is_caught(long_tokens: None, server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: every prompt is taken for a short one."""
     monkeypatch.setattr(reader, "LONG_TEXT", 2**30)
     with pytest.raises(AssertionError, match="others waited"):
