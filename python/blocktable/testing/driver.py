@@ -48,6 +48,7 @@ class Request:
     end: int | None = None
     row: int | None = None
     cached: int | None = None  # prompt tokens found in the cache at the first admission
+    looks_again: bool = False  # it lost some of them since, and may find others in a plan
     preempted: int = 0
     num_rows: int = 0  # rows that it has, those of the plan in flight included
     computed: int = 0  # token rows computed for it, all steps and repetitions counted
@@ -337,6 +338,7 @@ class Driver:
         may_admit = 1 if self.config.get("preempt_for_waiting") else 0
         if len(plan.preempted) and len(plan.admitted) > may_admit:
             raise BrokenPromise("admission", f"a step that preempted {plan.preempted.tolist()} admits {plan.admitted.tolist()}")
+        self._reread_cached([number for number, request in self.live.items() if request.looks_again])
         for number, _, row in plan.admitted.tolist():
             request = self._living(number)
             if row in self._rows or request.row is not None:
@@ -383,11 +385,12 @@ class Driver:
         request.cached = cached
 
     def _reread_cached(self, numbers: Iterable[int]) -> None:
-        """After a failure: who shared what was never written found less than it seemed."""
+        """After a failure: who shared what was never written found less than it seemed. In a plan it may find more again."""
         for number in numbers:
             request, cached = self.requests[number], self.scheduler.num_cached_tokens(number)
-            if request.cached is None or cached > request.cached:
+            if request.cached is None or (cached > request.cached and not request.looks_again):
                 raise BrokenPromise("cached", f"request {number}: {request.cached} cached tokens became {cached}")
+            request.looks_again |= cached < request.cached
             request.cached = cached
 
     def _note_uses(self, plan: Plan) -> None:

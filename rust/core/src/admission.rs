@@ -82,7 +82,7 @@ impl Scheduler {
                     self.note_wait(seat, Reason::PrefixInFlight { found: self.hit.len() as u32 });
                     looked_at += 1;
                 }
-                Admission::OverQuota if self.tenants.of(self.asks[seat].tenant).held == 0 => {
+                Admission::OverQuota if self.never_within_quota(seat) => {
                     self.stop_waiting(seat);
                     self.end(seat, End::Capacity);
                 }
@@ -156,6 +156,13 @@ impl Scheduler {
     pub(crate) fn is_over_soft(&self, seat: usize) -> bool {
         let tenant = self.tenants.of(self.asks[seat].tenant);
         tenant.held > tenant.rules.soft_blocks
+    }
+
+    /// Whether the request at `seat`, with the hit that was just found, will not fit in its tenant's quota however long it waits. A hit
+    /// that is not confirmed holds more in sight than the request needs, in case it goes back: that passes.
+    fn never_within_quota(&self, seat: usize) -> bool {
+        let is_alone = self.tenants.of(self.asks[seat].tenant).held == 0;
+        is_alone && (self.hit.confirmed() == self.hit.len() || mutant::is_on(Mutant::PendingOverQuotaEnds))
     }
 
     /// Rows for which an admission promises blocks: those of what is known, or with `no_evict` all that there may be.

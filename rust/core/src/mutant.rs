@@ -170,6 +170,8 @@ mutants! {
     MapKeepsLastTenant = "map_keeps_last_tenant",
     /// A map of the pool shows a parked block as free.
     MapShowsParkedFree = "map_shows_parked_free",
+    /// Who would hold more than its quota only until what it shares is confirmed is ended for want of memory.
+    PendingOverQuotaEnds = "pending_over_quota_ends",
     /// Submit does not ask for the tenant's quota.
     QuotaNotAsked = "quota_not_asked",
     /// A tenant may hold more than its hard quota.

@@ -350,6 +350,7 @@ impl Scheduler {
                 }
                 Growth::NoVictim { .. }
                     if at == 0
+                        && self.made_room_for.is_none()
                         && self.flight.oldest().is_none()
                         && (self.running.len() == 1 || !self.config.queue.no_evict)
                         && !mutant::leaves_lone_requests() =>

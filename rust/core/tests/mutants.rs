@@ -135,6 +135,7 @@ rows! {
     short_slot: ShortSlot, ["slots"], cached_blocks_are_handed_out_again;
     recount_queries_on_retry: RecountQueriesOnRetry, ["counters"], a_waiting_request_is_aborted;
     watermark_usable: WatermarkUsable, ["submit"], limits_of_the_queue::what_the_watermark_leaves_no_room_for_is_refused;
+    pending_over_quota_ends: PendingOverQuotaEnds, ["capacity"], limits_of_the_queue::who_shares_what_is_being_written_waits_for_its_quota;
     quota_not_asked: QuotaNotAsked, ["submit"], limits_of_the_queue::what_no_quota_can_hold_is_refused;
     quota_exceeded: QuotaExceeded, ["A2"], limits_of_the_queue::a_tenant_never_holds_more_than_its_hard_quota;
     soft_quota_ignored: SoftQuotaIgnored, ["yield"], limits_of_the_queue::a_tenant_above_its_soft_quota_yields;

@@ -38,6 +38,7 @@ macro_rules! limits {
 
 limits! {
     what_the_watermark_leaves_no_room_for_is_refused
+    who_shares_what_is_being_written_waits_for_its_quota
     what_no_quota_can_hold_is_refused
     a_tenant_never_holds_more_than_its_hard_quota
     a_tenant_above_its_soft_quota_yields

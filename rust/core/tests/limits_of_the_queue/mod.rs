@@ -7,6 +7,7 @@
 use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
+use blocktable_core::group::GroupSpec;
 use blocktable_core::policy::PolicyKind;
 use blocktable_core::queue_rules::QueueRules;
 use blocktable_core::rank::{Asked, Turn};
@@ -41,6 +42,22 @@ pub fn what_the_watermark_leaves_no_room_for_is_refused() -> Checked {
     for (len, refused) in [(28, false), (29, true), (40, true)] {
         let is = is_refused(&mut driver, len, 1, Asked::default())?;
         ensure(is == refused, "submit", || format!("{len} tokens: {is}"))?;
+    }
+    driver.drain()
+}
+
+/// A tenant may hold the 5 blocks that 9 rows need. While the second block of its prefix is being written, its group with a window
+/// would keep the first one too, or nothing would be left if the writer failed: that makes 6.
+pub fn who_shares_what_is_being_written_waits_for_its_quota() -> Checked {
+    let queue = with_tenant("small", TenantRules { hard_blocks: 5, ..TenantRules::default() });
+    let groups = vec![GroupSpec::sliding(2), GroupSpec::FULL];
+    let config = Config { groups, long_prefill_threshold: 1, enable_prefix_caching: true, ..rows(8, 2, queue) };
+    let mut driver = Driver::new(config);
+    let limits = Limits { max_tokens: 1, ..Limits::default() };
+    for (len, tenant) in [(8, "other"), (9, "small")] {
+        let identity = Identity::of(Domain::Deployment);
+        driver.submit_asked(identity, prompt(1, len), limits.clone(), of_tenant(tenant))?;
+        driver.run_step()?;
     }
     driver.drain()
 }
