@@ -96,12 +96,17 @@ class JoinedForward(nn.Module):
             binding is None
             or binding.slot.current is None
             or positions is None
+            or positions[0].shape[-1] != joined.call.key_dim  # of some models only a part of a head turns
             or torch.is_grad_enabled()
             or hidden_states.shape[0] != 1
             or not (fits(hidden_states) and fits(joined.norm))
         ):
             return super().forward(hidden_states, *args, **options)
         return joined.run(attention, hidden_states, *positions)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """The class of a joined layer has no name of its own: it is made again where a copy is."""
+        return _blank, (_own_class(self),), self.__dict__
 
 
 def join_layers(model: PreTrainedModel, trace: AttentionTrace) -> int:
@@ -131,12 +136,22 @@ def part_layers(model: PreTrainedModel) -> None:
 
 def _part(layer: nn.Module) -> None:
     del layer.__dict__[_JOINED]
-    layer.__class__ = type(layer).__bases__[1]
+    layer.__class__ = _own_class(layer)
+
+
+def _own_class(layer: nn.Module) -> type[nn.Module]:
+    own: type[nn.Module] = type(layer).__bases__[1]
+    return own
 
 
 @cache
 def _joined_class(own: type[nn.Module]) -> type[nn.Module]:
     return type(own.__name__, (JoinedForward, own), {"__module__": own.__module__})
+
+
+def _blank(own: type[nn.Module]) -> nn.Module:
+    joined = _joined_class(own)  # type: ignore[arg-type]
+    return joined.__new__(joined)
 
 
 def _read(layer: nn.Module, call: AttentionCall) -> Joined | None:
