@@ -80,7 +80,7 @@ RUNGS = (
     Rung("sampling", "one id per sequence", ("sampling",)),
     Rung("model", "paged equals unpaged, for every supported architecture", ("model",)),
     Rung("engine", "the whole engine", ("engine",), starts_early=True),
-    Rung("server", "the whole engine, over HTTP", ("server",)),
+    Rung("server", "the whole engine, over HTTP", ("server",), starts_early=True),
     Rung("cli", "the commands", ("cli",)),
     Rung("meta", "the wheel, the layers, the documents, the benchmarks", ("meta",)),
 )

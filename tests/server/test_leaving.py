@@ -73,6 +73,7 @@ def leave(server: Live, engine: AsyncLLM, state: str, *, is_streamed: bool, n: i
     steps = steps_of(engine) - at
     beside.close()
     wait_until(lambda: live_requests(engine) == 0, "the one beside it was not ended")
+    wait_until(lambda: engine.scheduler.stats()["parked_blocks"] == 0, "the step in flight did not end")
     check_empty(engine)
     return steps
 

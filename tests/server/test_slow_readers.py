@@ -36,6 +36,13 @@ def is_given_up(server: Live, engine: FakeEngine) -> None:
     assert engine.num_pieces < 2000
 
 
+@pytest.fixture
+def only_the_server_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system does not let go of a slow reader by itself."""
+    monkeypatch.setattr(reply, "let_go_of_slow_readers", lambda listener, write_timeout_s: None)
+
+
+@pytest.mark.usefixtures("only_the_server_counts")
 def test_a_reader_that_takes_nothing_is_given_up(serve: MakeServer) -> None:
     engine = FakeEngine(endless)
     is_given_up(serve(engine, limits=Limits(write_timeout_s=0.3)), engine)
@@ -60,6 +67,7 @@ def test_its_connection_goes_too(is_planted: bool, serve: MakeServer, monkeypatc
     server.faults.records.clear()
 
 
+@pytest.mark.usefixtures("only_the_server_counts")
 def test_a_server_that_waits_for_ever_is_caught(serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a reader may take as long as it likes."""
     engine = FakeEngine(endless)
