@@ -162,8 +162,7 @@ class AsyncLLM:
         """Where running requests name a block of the pool: `request_id`, `group`, and `index`, the entry of its table.
 
         Raises `NoSuchBlockError`."""
-        found = ((self._thread.id_of(number), group, index) for number, group, index in self.scheduler.block_namings(block))
-        return [{"request_id": name, "group": group, "index": index} for name, group, index in found if name is not None]
+        return self._thread.block_namings(block)
 
     async def get_tokenizer(self) -> Tokenizer:
         """Encodes, decodes and renders chats, from any thread. Raises `InvalidInputError` if the engine has none."""

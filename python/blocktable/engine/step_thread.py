@@ -134,10 +134,11 @@ class StepThread:
         ticket = self._tickets.get(request_id)
         return self._numbers.get(request_id) if ticket is None else ticket.number
 
-    def id_of(self, number: int) -> str | None:
-        """The id of the request that the core knows by this number, if it has not ended."""
-        tickets = list(self._tickets.items())
-        return next((name for name, ticket in tickets if ticket.number == number), None)
+    def block_namings(self, block: int) -> list[dict[str, Any]]:
+        """See `AsyncLLM.block_namings`."""
+        names = {ticket.number: name for name, ticket in list(self._tickets.items())}
+        found = self._loop.scheduler.block_namings(block)
+        return [{"request_id": names[of], "group": group, "index": index} for of, group, index in found if of in names]
 
     def call(self, work: Callable[[], T]) -> Future[T]:
         """Have `work` done between two crossings of the border. Raises `EngineDeadError`, `ShutDownError`, which may also come

@@ -243,9 +243,7 @@ class EngineProcess:
             uses, tenants, names = scheduler.block_map()
             return BlockMap(uses.tobytes(), tenants.tobytes(), names)
         if order.what == "block_namings":
-            found = scheduler.block_namings(int(order.about or 0))
-            named = [(thread.id_of(number), group, index) for number, group, index in found]
-            return [{"request_id": name, "group": group, "index": index} for name, group, index in named if name is not None]
+            return thread.block_namings(int(order.about or 0))
         raise InvalidInputError("what", order.what, "is no question")
 
     def _built(self) -> Engine:

@@ -17,6 +17,7 @@ from ..errors import InvalidInputError
 from ..sampling.params import RequestOutputKind, SamplingParams
 from ..text.tokenizer_parts import TokenizerParts
 from .engine_client import EngineInfo, EngineRequest, EngineState, Piece, Progress
+from .engine_process import engine_info
 from .packed_map import BlockMap
 from .snapshot import engine_snapshot, stall_report
 
@@ -34,7 +35,7 @@ class InProcessEngine:
     @property
     def info(self) -> EngineInfo:
         """See `EngineClient`."""
-        return engine_info(self._engine)
+        return engine_info(self._engine._engine)
 
     @property
     def state(self) -> EngineState:
@@ -124,22 +125,3 @@ class InProcessEngine:
     def _is_idle(self) -> bool:
         progress = self.progress
         return progress.num_running + progress.num_waiting == 0
-
-
-def engine_info(engine: AsyncLLM) -> EngineInfo:
-    """What does not change while `engine` lives."""
-    config, loaded, sizing = engine.config, engine._engine.loaded, engine._engine.sizing
-    return EngineInfo(
-        model=config.model,
-        dtype=config.dtype,
-        max_model_len=engine._engine.max_model_len,
-        vocab_size=loaded.vocab_size,
-        eos_token_ids=list(loaded.eos_token_ids),
-        block_size=sizing.block_size,
-        num_blocks=sizing.num_blocks,
-        bytes_per_block=sizing.bytes_per_block,
-        max_num_seqs=config.max_num_seqs,
-        max_waiting=config.max_waiting,
-        policy=config.policy,
-        device=config.device,
-    )
