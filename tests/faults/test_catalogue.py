@@ -90,13 +90,13 @@ def core_mutants() -> set[str]:
 
 def _caught(rust: str | None = None) -> list[str]:
     """Planted faults that some test names, in Python or in the table of the core's tests."""
-    rust = rust or (ROOT / "rust/core/tests/mutants.rs").read_text(encoding="utf-8")
+    rust = rust or (ROOT / "rust/core/tests/suite/mutants.rs").read_text(encoding="utf-8")
     names = re.findall(r"^    (\w+): \w+, &?\[", rust, re.MULTILINE)
     races = (ROOT / "rust/core/tests/loom_queue.rs").read_text(encoding="utf-8")
     for faults in re.findall(r"^    \w+, \d, \[([\w, ]+)\];", races, re.MULTILINE):
         names += [re.sub(r"(?<!^)(?=[A-Z])", "_", fault).lower() for fault in faults.split(", ")]
-    for path in ("tests/lock_freedom.rs", "tests/queue_steps.rs", "tests/truncate.rs", "src/block_pool/tests.rs"):
-        names += re.findall(r'choose\(Some\("(\w+)"', (ROOT / "rust/core" / path).read_text(encoding="utf-8"))
+    for path in ("lock_freedom.rs", "queue_steps.rs", "truncate.rs", "../../src/block_pool/tests.rs"):
+        names += re.findall(r'choose\(Some\("(\w+)"', (ROOT / "rust/core/tests/suite" / path).read_text(encoding="utf-8"))
     for path in TESTS.rglob("test_*.py"):
         text = path.read_text(encoding="utf-8")
         if path != Path(__file__) and ("mark.mutant" in text or path.parent.name == "faults"):

@@ -1,0 +1,56 @@
+//! Identical cold prompts are computed once, whatever happens to the one that computes (design 6).
+//!
+//! Before: eight equal prompts of 1,009 tokens at once, in blocks of 16, with a budget for all of it or for a sixteenth. After: who
+//! shares a block computes its last token only; what was published when the writer was aborted, preempted or failed stays in use, and
+//! what was lost is computed once more, by one of them.
+
+use crate::broken::Checked;
+use crate::shared_prompt::{Disturbance, PROMPT, run};
+
+const BUDGETS: [u32; 2] = [2048, 64];
+/// The prompt takes 16 steps at 64 tokens a step; a few more until the answers end.
+const STEPS: std::ops::RangeInclusive<usize> = 1..=21;
+
+#[test]
+fn eight_equal_prompts_compute_one_and_seven_last_tokens() -> Checked {
+    for budget in BUDGETS {
+        assert_eq!(run(budget, Disturbance::None)?.prompt_rows, PROMPT + 7, "budget {budget}");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_abort_of_the_first_after_any_step_loses_nothing_published() -> Checked {
+    for step in STEPS {
+        for budget in BUDGETS {
+            run(budget, Disturbance::Aborted(step))?;
+            run(budget, Disturbance::AbortedInFlight(step))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_failure_of_any_step_loses_nothing_published() -> Checked {
+    for step in STEPS {
+        for budget in BUDGETS {
+            run(budget, Disturbance::Failed(step))?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_preemption_of_the_first_loses_nothing_published() -> Checked {
+    let mut steps = std::collections::BTreeSet::new();
+    for num_blocks in 66..=70 {
+        for budget in BUDGETS {
+            let outcome = run(budget, Disturbance::Crowded(num_blocks))?;
+            let due = PROMPT + 7 + outcome.recomputed;
+            assert!(outcome.prompt_rows <= due, "{} rows, {due} with what was preempted", outcome.prompt_rows);
+            steps.extend(outcome.preempted_in);
+        }
+    }
+    assert!(steps.len() > 1, "the first was preempted in steps {steps:?} only");
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! Limits and quotas, room for growth, and who is preempted for whom.
+//!
+//! Before: a small pool and a few requests. After: each check says what a reader of the documentation expects.
+
+use blocktable_core::chain::{Domain, Identity};
+use blocktable_core::config::Config;
+use blocktable_core::error::Error;
+use blocktable_core::group::GroupSpec;
+use blocktable_core::policy::PolicyKind;
+use blocktable_core::queue_rules::QueueRules;
+use blocktable_core::rank::{Asked, Turn};
+use blocktable_core::request::Limits;
+use blocktable_core::tenants::TenantRules;
+
+use crate::broken::{Checked, broken, ensure};
+use crate::driver::Driver;
+use crate::policy_checks::{ask, config, prompt};
+
+fn of_tenant(tenant: &'static str) -> Asked<'static> {
+    Asked { tenant, ..Asked::default() }
+}
+
+fn with_tenant(name: &str, rules: TenantRules) -> QueueRules {
+    QueueRules { tenants: vec![(name.into(), rules)], ..QueueRules::default() }
+}
+
+fn rows(num_blocks: u32, max_num_seqs: u32, queue: QueueRules) -> Config {
+    Config { num_blocks, max_num_seqs, enable_prefix_caching: false, ..config(queue) }
+}
+
+/// Whether a request is refused; the driver checks that the rules say so.
+fn is_refused(driver: &mut Driver, len: u32, outputs: u32, asked: Asked<'static>) -> Checked<bool> {
+    let limits = Limits { max_tokens: outputs, ..Limits::default() };
+    Ok(driver.submit_asked(Identity::of(Domain::Deployment), prompt(len, len), limits, asked)?.is_none())
+}
+
+/// Ten usable blocks of 4 rows, three of which are never given to a newcomer while others run.
+pub fn what_the_watermark_leaves_no_room_for_is_refused() -> Checked {
+    let mut driver = Driver::new(rows(11, 2, QueueRules { watermark: 3, ..QueueRules::default() }));
+    for (len, refused) in [(28, false), (29, true), (40, true)] {
+        let is = is_refused(&mut driver, len, 1, Asked::default())?;
+        ensure(is == refused, "submit", || format!("{len} tokens: {is}"))?;
+    }
+    driver.drain()
+}
+
+/// A tenant may hold the 5 blocks that 9 rows need. While the second block of its prefix is being written, its group with a window
+/// would keep the first one too, or nothing would be left if the writer failed: that makes 6.
+pub fn who_shares_what_is_being_written_waits_for_its_quota() -> Checked {
+    let queue = with_tenant("small", TenantRules { hard_blocks: 5, ..TenantRules::default() });
+    let groups = vec![GroupSpec::sliding(2), GroupSpec::FULL];
+    let config = Config { groups, long_prefill_threshold: 1, enable_prefix_caching: true, ..rows(8, 2, queue) };
+    let mut driver = Driver::new(config);
+    let limits = Limits { max_tokens: 1, ..Limits::default() };
+    for (len, tenant) in [(8, "other"), (9, "small")] {
+        let identity = Identity::of(Domain::Deployment);
+        driver.submit_asked(identity, prompt(1, len), limits.clone(), of_tenant(tenant))?;
+        driver.run_step()?;
+    }
+    driver.drain()
+}
+
+/// A tenant may hold 4 blocks of 4 rows.
+pub fn what_no_quota_can_hold_is_refused() -> Checked {
+    let rules = TenantRules { hard_blocks: 4, ..TenantRules::default() };
+    for no_evict in [false, true] {
+        let queue = QueueRules { no_evict, ..with_tenant("small", rules) };
+        let mut driver = Driver::new(rows_of_quota(queue));
+        for (len, outputs, refused) in [(16, 1, false), (17, 1, true), (16, 8, no_evict)] {
+            let is = is_refused(&mut driver, len, outputs, of_tenant("small"))?;
+            ensure(is == refused, "submit", || format!("{len} tokens and {outputs} outputs: {is}"))?;
+        }
+        driver.drain()?;
+    }
+    Ok(())
+}
+
+fn rows_of_quota(queue: QueueRules) -> Config {
+    rows(33, 4, queue)
+}
+
+/// Two requests of one tenant that together outgrow its quota, beside another tenant's.
+pub fn a_tenant_never_holds_more_than_its_hard_quota() -> Checked {
+    let mut driver =
+        Driver::new(rows_of_quota(with_tenant("small", TenantRules { hard_blocks: 5, ..TenantRules::default() })));
+    for i in 0..3 {
+        ask(&mut driver, prompt(i, 7), 9, of_tenant("small"))?;
+    }
+    ask(&mut driver, prompt(9, 7), 30, of_tenant("other"))?;
+    driver.drain()?;
+    let lone = ask(&mut driver, prompt(4, 7), 40, of_tenant("small"))?;
+    driver.drain()?;
+    let outputs = driver.clients[&lone].outputs().len();
+    ensure((12..=14).contains(&outputs), "capacity", || format!("alone it made {outputs} outputs in 5 blocks"))
+}
+
+/// One tenant floods and is above its soft quota; another asks later.
+pub fn a_tenant_above_its_soft_quota_yields() -> Checked {
+    let queue = with_tenant("flood", TenantRules { soft_blocks: 2, ..TenantRules::default() });
+    let mut driver = Driver::new(rows(33, 2, queue));
+    for i in 0..6 {
+        ask(&mut driver, prompt(i, 11), 6, of_tenant("flood"))?;
+    }
+    driver.run_step()?;
+    let other = ask(&mut driver, prompt(50, 11), 6, of_tenant("other"))?;
+    for _ in 0..7 {
+        driver.run_step()?;
+    }
+    let is_first = driver.clients.values().filter(|client| client.cached.is_some()).count() == 4;
+    let started = driver.clients[&other].cached.is_some();
+    ensure(started && is_first, "yield", || {
+        format!("the other tenant started: {started}, and is one of four: {is_first}")
+    })?;
+    driver.drain()
+}
+
+/// Limits in tokens and blocks, for all and for a tenant; and when to come again.
+pub fn a_queue_is_full_by_tokens_and_blocks_too() -> Checked {
+    let rules = TenantRules { max_waiting_tokens: 20, ..TenantRules::default() };
+    let queue = QueueRules { max_waiting_tokens: 40, max_waiting_blocks: 12, ..with_tenant("small", rules) };
+    let mut driver = Driver::new(rows(33, 1, queue));
+    let cases = [
+        ("small", 12, false),
+        ("small", 9, true),
+        ("small", 8, false),
+        ("", 13, false),
+        ("", 13, true),
+        ("", 1, false),
+    ];
+    for (tenant, len, refused) in cases {
+        let is = is_refused(&mut driver, len, 2, of_tenant(tenant))?;
+        ensure(is == refused, "submit", || format!("{len} tokens of {tenant:?}: {is}"))?;
+    }
+    driver.drain()
+}
+
+/// The first time at which there will be room is said only when requests have left at a rate.
+pub fn a_full_queue_says_when_to_come_again() -> Checked {
+    let mut driver = Driver::new(Config { max_waiting: 3, ..rows(33, 1, QueueRules::default()) });
+    let refusal = |driver: &mut Driver| {
+        is_refused(driver, 4, 1, Asked::default())?;
+        Checked::Ok(driver.last_refusal.clone().expect("full"))
+    };
+    for i in 0..3 {
+        ask(&mut driver, prompt(i, 4), 3, Asked::default())?;
+    }
+    let Error::QueueFull { what: "max_waiting", limit: 3, waiting: 3, retry_after_us: None } = refusal(&mut driver)?
+    else {
+        return broken("retry", "nothing was admitted yet, so nothing is known".to_owned());
+    };
+    // One is admitted every three steps of 14 us.
+    for i in 0..12 {
+        driver.run_step()?;
+        if driver.scheduler.num_waiting() < 3 {
+            ask(&mut driver, prompt(10 + i, 4), 3, Asked::default())?;
+        }
+    }
+    let Error::QueueFull { retry_after_us: Some(us), .. } = refusal(&mut driver)? else {
+        return broken("retry", "a rate was measured".to_owned());
+    };
+    ensure((35..=60).contains(&us), "retry", || format!("{us} us"))
+}
+
+/// Four blocks, two requests that need three each in the end: never both at once, and never one that waits for the other.
+pub fn without_eviction_nobody_waits_for_another() -> Checked {
+    let mut driver = Driver::new(rows(5, 4, QueueRules { no_evict: true, ..QueueRules::default() }));
+    for i in 0..3 {
+        ask(&mut driver, prompt(i, 4), 9, Asked::default())?;
+    }
+    driver.drain()?;
+    let skipped = driver.seen.skipped;
+    ensure(skipped == 0, "all at once", || format!("{skipped} times somebody had to wait for a block"))
+}
+
+/// The fork's parent goes back behind what both share: it lacks a block then, and no other gives one up for it.
+pub fn without_eviction_a_fork_that_went_back_waits() -> Checked {
+    let mut driver = Driver::new(rows(8, 4, QueueRules { no_evict: true, ..QueueRules::default() }));
+    let parent = ask(&mut driver, prompt(1, 10), 3, Asked::default())?;
+    ask(&mut driver, prompt(2, 3), 8, Asked::default())?;
+    driver.run_step()?;
+    let child = driver.fork(parent, Limits { max_tokens: 3, ..Limits::default() })?;
+    ensure(child.is_some(), "fork", || "there is room for the child".to_owned())?;
+    driver.truncate(parent, 9)?;
+    driver.drain()?;
+    ensure(driver.seen.skipped > 0, "fork", || "the parent did not have to wait".to_owned())
+}
+
+/// Many long outputs on a small pool, after one was seen: nobody is admitted only to be preempted.
+pub fn what_grows_is_left_room() -> Checked {
+    let mut driver = Driver::new(rows(25, 8, QueueRules::default()));
+    ask(&mut driver, prompt(1, 4), 28, Asked::default())?;
+    driver.drain()?;
+    for i in 0..8 {
+        ask(&mut driver, prompt(10 + i, 4), 28, Asked::default())?;
+    }
+    driver.drain()?;
+    let preemptions = driver.scheduler.counters().preemptions;
+    ensure(preemptions == 0, "thrash", || format!("{preemptions} preemptions"))
+}
+
+/// The one of lower priority holds more, and is the victim all the same.
+pub fn the_lowest_class_is_preempted_first() -> Checked {
+    let queue = QueueRules { policy: PolicyKind::Priority, estimate_growth: false, ..QueueRules::default() };
+    let mut driver = Driver::new(rows(9, 3, queue));
+    let of = |priority| Asked { turn: Turn { priority, ..Turn::default() }, ..Asked::default() };
+    let low = ask(&mut driver, prompt(1, 12), 12, of(2))?;
+    ask(&mut driver, prompt(2, 8), 12, of(0))?;
+    let middle = ask(&mut driver, prompt(3, 4), 12, of(1))?;
+    driver.drain()?;
+    let first = driver.plans.iter().flat_map(|plan| plan.preempted.clone()).next();
+    ensure(first == Some(low), "victim", || format!("{first:?} was preempted first, not {low}; {middle} is cheaper"))
+}
+
+/// A waiting request of a higher class takes the place of a lower one, an equal one waits.
+pub fn only_a_higher_class_displaces() -> Checked {
+    let queue = QueueRules { policy: PolicyKind::Priority, preempt_for_waiting: true, ..QueueRules::default() };
+    let mut driver = Driver::new(rows(33, 1, queue));
+    let of = |priority| Asked { turn: Turn { priority, ..Turn::default() }, ..Asked::default() };
+    let low = ask(&mut driver, prompt(1, 5), 8, of(1))?;
+    driver.run_step()?;
+    let equal = ask(&mut driver, prompt(2, 5), 2, of(1))?;
+    driver.run_step()?;
+    let preemptions = |driver: &Driver, id| driver.clients[&id].preemptions;
+    let (is_waiting, before) = (driver.clients[&equal].is_waiting(), preemptions(&driver, low));
+    ensure(is_waiting && before == 0, "displaced", || format!("by an equal one: {before} times"))?;
+    let high = ask(&mut driver, prompt(3, 5), 2, of(0))?;
+    driver.run_step()?;
+    let started = driver.clients[&high].cached.is_some();
+    let after = preemptions(&driver, low);
+    ensure(started && after == 1, "displaced", || format!("by a higher one: {after} times, which started: {started}"))?;
+    driver.drain()?;
+    ensure(driver.seen.rooms == 1, "displaced", || format!("{} times", driver.seen.rooms))
+}

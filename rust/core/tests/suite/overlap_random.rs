@@ -1,0 +1,39 @@
+//! Random schedules at depth 1 and 2: each request gets its cold answer, whatever the next plan did not know yet.
+//!
+//! Before: proptest draws calls from a seed. After: they were played through a [`World`], which checks everything after every call, and
+//! drained. `BLOCKTABLE_SEED` chooses other schedules, `BLOCKTABLE_CASES` more of them.
+
+use std::cell::RefCell;
+
+use crate::broken;
+use crate::overlap_script::scripts;
+use crate::seed;
+
+#[test]
+fn every_request_gets_its_cold_answer_at_depth_1_and_2() {
+    let seen = RefCell::new([0; 10]);
+    let cases = seed::run_cases("overlap_random", 4_000, &scripts(), |script| {
+        let world = script.run()?;
+        let now = world.seen;
+        let counts = [
+            now.overlapped,
+            now.sourced,
+            now.dropped,
+            now.stopped_late,
+            now.failed_under_next,
+            now.forked,
+            now.truncated,
+            world.scheduler.counters().preemptions,
+            now.drafted,
+            now.right_drafts,
+        ];
+        seen.borrow_mut().iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        broken::Checked::Ok(())
+    });
+    let seen = seen.into_inner();
+    eprintln!(
+        "{cases} schedules: overlapped, sourced, dropped, stopped late, failed, forked, truncated, preempted, \
+         drafts, right ones: {seen:?}"
+    );
+    assert!(seen.iter().all(|&count| count >= u64::from(cases) / 100), "schedules must meet everything: {seen:?}");
+}
