@@ -61,8 +61,8 @@ def serving(model: Path, folder: Path, *flags: str, log: Path | None = None, **f
 
 
 def assert_gone(engines: list[psutil.Process]) -> None:
-    """Within a second. Nobody may be there to bury them: a zombie is gone."""
-    end = time.monotonic() + 1.0
+    """Soon: what is not ended stays for ever. Nobody may be there to bury them: a zombie is gone."""
+    end = time.monotonic() + PATIENCE_S / 2
     while not all(is_gone(engine.pid) for engine in engines):
         assert time.monotonic() < end, "an engine outlives its server"
         time.sleep(0.01)
@@ -102,11 +102,16 @@ def body(place: int, count: int) -> dict[str, Any]:
     }
 
 
-async def stream(client: httpx.AsyncClient, place: int, count: int) -> tuple[str, int, list[str]]:
-    """(text, completion tokens by its usage, messages of errors) of one streamed completion."""
+async def stream(
+    client: httpx.AsyncClient, place: int, count: int, begun: asyncio.Event | None = None
+) -> tuple[str, int, list[str]]:
+    """(text, completion tokens by its usage, messages of errors) of one streamed completion. `begun` is set when its head has
+    come: from then on an error is an event of it, before that it is a status of its own."""
     text, counted, errors = "", 0, []
     async with client.stream("POST", "/v1/completions", json=body(place, count)) as answer:
         assert answer.status_code == 200, await answer.aread()
+        if begun is not None:
+            begun.set()
         async for line in answer.aiter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
@@ -142,13 +147,20 @@ def test_it_serves_with_a_full_disk_and_tells_200_clients_of_the_death_of_the_en
             again = await client.post("/v1/completions", json=body(7, 50) | {"stream": False, "stream_options": None})
             assert again.json()["choices"][0]["text"] == whole
 
-            running = [asyncio.create_task(stream(client, place, 500)) for place in range(200)]
-            await until(lambda: _runs(admin, 200))
-            command.engine.kill()
-            begun = time.monotonic()
+            begun = [asyncio.Event() for _ in range(200)]
+            running = [asyncio.create_task(stream(client, place, 4000, one)) for place, one in enumerate(begun)]
+            await asyncio.wait_for(asyncio.gather(*(one.wait() for one in begun)), PATIENCE_S)
+            # One more, whose first word cannot come.
+            engine = command.engine
+            engine.suspend()
+            late = asyncio.create_task(client.post("/v1/completions", json=body(1, 5)))
+            await until(lambda: _are_open(admin, 201))
+            engine.kill()
             ends = await asyncio.gather(*running)
-            assert time.monotonic() - begun < 10
             assert all(len(errors) == 1 and "signal 9" in errors[0] for _, _, errors in ends)
+            refused = await late
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+            assert "signal 9" in refused.json()["error"]["message"]
             await until(lambda: _is(client, "/readyz", 200))
             assert (await stream(client, 7, 50))[0] == whole
             text = (await admin.get("/metrics")).text
@@ -163,7 +175,8 @@ def test_it_serves_with_a_full_disk_and_tells_200_clients_of_the_death_of_the_en
             assert (await client.get("/metrics")).status_code == 404, "nothing of the admin's on the clients' port"
             assert (await client.get("/debug/stall")).status_code == 404
 
-    flags = [f"--port={port}", f"--admin-port={admin_port}"]
+    # The streams are longer than any machine takes to begin them all, and their blocks suffice for that.
+    flags = [f"--port={port}", f"--admin-port={admin_port}", "--num-blocks=120000"]
     with serving(fake_dir, tmp_path, *flags, log=Path("/dev/full"), fake_step_ms=50.0) as command:
         asyncio.run(asyncio.wait_for(main(command), 2 * PATIENCE_S))
 
@@ -188,7 +201,7 @@ def test_the_first_signal_drains_and_the_log_tells_of_it(fake_dir: Path, launch:
     flags = [f"--port={port}", f"--admin-port={admin_port}"]
     with serving(fake_dir, tmp_path, *flags, fake_step_ms=10.0) as command:
         asyncio.run(asyncio.wait_for(main(command), 2 * PATIENCE_S))
-        assert command.process.wait(timeout=30) == 0
+        assert command.process.wait(timeout=PATIENCE_S) == 0
         lines = command.log.read_text().splitlines()
     told = [json.loads(line) for line in lines if line.startswith("{")]
     events = [line["event"] for line in told if "event" in line]
@@ -210,8 +223,9 @@ def test_after_the_patience_the_rest_is_aborted_and_a_second_signal_ends_at_once
     async def begin(command: Command) -> None:
         async with clients(port) as client:
             await until(lambda: _is(client, "/readyz", 200))
-            running = asyncio.create_task(stream(client, 1, 4000))
-            await until(lambda: _runs(client, 1))
+            begun = asyncio.Event()
+            running = asyncio.create_task(stream(client, 1, 4000, begun))
+            await asyncio.wait_for(begun.wait(), PATIENCE_S)
             command.send(signal.SIGTERM)
             if "--drain-timeout-s=0.5" in command.process.args:  # type: ignore[operator]
                 _, counted, errors = await running
@@ -222,13 +236,13 @@ def test_after_the_patience_the_rest_is_aborted_and_a_second_signal_ends_at_once
             await until(lambda: _is(client, "/readyz", 503))
             engine = command.engine
             command.send(signal.SIGTERM)
-            assert await asyncio.to_thread(command.process.wait, 5) == 128 + signal.SIGTERM
+            assert await asyncio.to_thread(command.process.wait, PATIENCE_S / 2) == 128 + signal.SIGTERM
             assert_gone([engine])
             await asyncio.gather(running, return_exceptions=True)
 
     with serving(fake_dir, tmp_path, *flags, "--drain-timeout-s=0.5", fake_step_ms=10.0) as command:
         asyncio.run(asyncio.wait_for(begin(command), PATIENCE_S))
-        assert command.process.wait(timeout=30) == 0
+        assert command.process.wait(timeout=PATIENCE_S) == 0
     with serving(fake_dir, tmp_path, *flags, fake_step_ms=10.0) as command:
         asyncio.run(asyncio.wait_for(begin(command), PATIENCE_S))
 
@@ -261,3 +275,9 @@ async def _is(client: httpx.AsyncClient, path: str, expected: int) -> bool:
 async def _runs(client: httpx.AsyncClient, count: int) -> bool:
     told: dict[str, Any] = (await client.get("/healthz/progress")).json()
     return bool(told["num_running"] == count)
+
+
+async def _are_open(admin: httpx.AsyncClient, count: int) -> bool:
+    text = (await admin.get("/metrics")).text
+    [line] = [line for line in text.splitlines() if line.startswith("blocktable:open_requests{")]
+    return float(line.split()[-1]) == count
