@@ -61,10 +61,8 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// # Safety
     /// `to` has room for `N` numbers.
     unsafe fn store(self, to: *mut f32, v: Self::V);
-    /// Asks for the cache line at `at`, which may be any address.
+    /// Asks for the cache line at `at`, which may be any address, into the second-level cache.
     fn prefetch(self, at: *const u8);
-    /// The same, into the second-level cache only.
-    fn prefetch_far(self, at: *const u8);
 
     /// e^x for x <= 88; exactly 0 below -87.
     #[inline(always)]

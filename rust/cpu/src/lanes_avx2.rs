@@ -112,11 +112,6 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         // SAFETY: a prefetch of any address is allowed and changes nothing but caches.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
-    fn prefetch_far(self, at: *const u8) {
-        // SAFETY: as above.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
     }
 }

@@ -151,5 +151,4 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn prefetch(self, _at: *const u8) {}
-    fn prefetch_far(self, _at: *const u8) {}
 }

@@ -181,7 +181,7 @@ impl Panel<'_> {
             let mut column = 0;
             while column < outputs {
                 for _ in 0..self.lines_a_step {
-                    lanes.prefetch_far(self.ahead);
+                    lanes.prefetch(self.ahead);
                     self.ahead = self.ahead.wrapping_add(LINE);
                 }
                 // SAFETY: the caller's.
