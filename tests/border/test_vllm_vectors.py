@@ -1,8 +1,8 @@
 """The recorded scripts of vLLM 0.32's KV cache manager come out the same through `BlockPool`, `BlockTable` and `PrefixCache`.
 
-Before: the file that `rust/core/tests/suite/vllm_vectors.rs` plays too. After each call hits, tables, the order of the free queue
-and the set of published blocks are equal, refused calls included. vLLM names a full block as soon as it is allocated, so each
-is published at once.
+Before: the file that `rust/core/tests/suite/vllm_vectors.rs` plays too. After each call hits, tables, the order of the free
+queue and the set of published blocks are equal, refused calls included. vLLM names a full block as soon as it is allocated, so
+each is published at once.
 """
 
 import gzip

@@ -1,6 +1,7 @@
 """Two steps in flight: the next plan is made while the model runs the last one (design 13, 14; faults 67, 68, 85).
 
-Random schedules with everything at once are `rust/core/tests/suite/overlap_random.rs`; here the same promises through the border.
+Random schedules with everything at once are `rust/core/tests/suite/overlap_random.rs`; here the same promises through the
+border.
 """
 
 from collections import deque

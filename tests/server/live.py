@@ -24,7 +24,7 @@ from blocktable.server.limits import Limits
 from blocktable.server.serving import Serving
 from blocktable.server.tenants import Tenants
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Faults(logging.Handler):

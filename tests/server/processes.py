@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from blocktable.bench.counting_engine import write_tokenizer
 from blocktable.server.engine_client import EngineClient, EngineRequest, Piece
 from blocktable.server.process_client import EngineLaunch
 from blocktable.server.request_watch import WatchedClient
@@ -32,12 +32,7 @@ Launch = Callable[..., EngineLaunch]
 def fake_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the fake engine reads: a tokenizer of bytes."""
     folder = tmp_path_factory.mktemp("fake")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    native = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(alphabet)}, merges=[]))
-    native.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    native.decoder = decoders.ByteLevel()
-    native.add_special_tokens(["<|start|>", "<|end|>"])
-    native.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder)
     return folder
 
 

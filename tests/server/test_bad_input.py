@@ -4,7 +4,6 @@ engine has the same blocks free as before, and answers the next request."""
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.engine.tiny_llama import MAX_MODEL_LEN, VOCAB_SIZE
 from tests.engine.ways import check_empty
 
 from .conftest import MakeServer
-from .live import Live
+from .live import PATIENCE_S, Live
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TURN = [{"role": "user", "content": "Hello"}]
@@ -332,43 +331,56 @@ def test_a_good_request_beside_bad_ones_gets_its_cold_answer(shared: tuple[Live,
     assert text == cold
 
 
-def others_are_answered(server: Live) -> None:
-    """While a prompt of half a megabyte is read. The server was told that a token may be as long, or it would be refused by
-    its characters."""
-    server.client().post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1})
-    told: list[tuple[float, httpx.Response]] = []
+class SlowReading:
+    """A tokenizer that begins a long text only when others were answered; that they are not, it sees after five seconds."""
 
-    def send() -> None:
-        answer = server.client().post(COMPLETIONS, json={"prompt": "Once upon a time. " * 30_000})
-        told.append((time.monotonic(), answer))
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.goes_on = threading.Event(), threading.Event()
+        self.others_waited = False
+        encode = Tokenizer.encode
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    answered = []
-    while thread.is_alive():
-        assert server.client().get("/version").status_code == 200
-        answered.append(time.monotonic())
-        thread.join(0.01)
-    [(over, answer)] = told
-    refused_as(answer, 400, "prompt", "540000 tokens")
-    assert len([at for at in answered if at < over]) >= 5, "others waited for it"
+        def slowly(tokenizer: Tokenizer, text: str, **options: Any) -> Any:
+            if len(text) > 10_000:
+                self.began.set()
+                self.others_waited = not self.goes_on.wait(5)
+            return encode(tokenizer, text, **options)
+
+        monkeypatch.setattr(Tokenizer, "encode", slowly)
+        # For servers that are made after it, each reads its tokenizer at the start: or the text is refused by its characters.
+        monkeypatch.setattr(Tokenizer, "longest_token", property(lambda tokenizer: 2**27))
 
 
 @pytest.fixture
-def long_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For servers that are made after it: each reads its tokenizer at the start."""
-    monkeypatch.setattr(Tokenizer, "longest_token", property(lambda self: 2**27))
+def slow_reading(monkeypatch: pytest.MonkeyPatch) -> SlowReading:
+    return SlowReading(monkeypatch)
 
 
-def test_a_huge_prompt_does_not_hold_up_others(long_tokens: None, server: Live) -> None:
-    others_are_answered(server)
+def others_are_answered(server: Live, reading: SlowReading) -> None:
+    """While a prompt of half a megabyte is read."""
+    told: list[httpx.Response] = []
+    ask = {"prompt": "Once upon a time. " * 30_000}
+    thread = threading.Thread(target=lambda: told.append(server.client().post(COMPLETIONS, json=ask)))
+    thread.start()
+    assert reading.began.wait(PATIENCE_S)
+    for _ in range(5):
+        assert server.client().get("/version").status_code == 200
+    reading.goes_on.set()
+    thread.join()
+    refused_as(told[0], 400, "prompt", "540000 tokens")
+    assert not reading.others_waited, "others waited for it"
 
 
-def test_a_prompt_read_on_the_event_loop_is_caught(long_tokens: None, server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_prompt_does_not_hold_up_others(slow_reading: SlowReading, server: Live) -> None:
+    others_are_answered(server, slow_reading)
+
+
+def test_a_prompt_read_on_the_event_loop_is_caught(
+    slow_reading: SlowReading, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Planted: every prompt is taken for a short one."""
     monkeypatch.setattr(reader, "LONG_TEXT", 2**30)
     with pytest.raises(AssertionError, match="others waited"):
-        others_are_answered(server)
+        others_are_answered(server, slow_reading)
 
 
 def test_a_body_that_does_not_come_is_given_up(engine: AsyncLLM, serve: MakeServer) -> None:

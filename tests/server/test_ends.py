@@ -92,7 +92,7 @@ def test_the_models_own_end_is_a_stop_without_more(make_async: Callable[..., Asy
 def test_a_deadline_ends_an_answer_where_it_is(read: Any, engine: AsyncLLM, serve: MakeServer) -> None:
     server = serve(engine)
     with slow_model(engine):
-        _, reason, stop_reason, usage = read(server, greedy(max_tokens=200, ignore_eos=True, deadline_s=0.3))
+        _, reason, stop_reason, usage = read(server, greedy(max_tokens=200, ignore_eos=True, deadline_s=1.0))
     assert (reason, stop_reason) == ("abort", "deadline")
     assert 0 < usage["completion_tokens"] < 100
 

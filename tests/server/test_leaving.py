@@ -3,6 +3,7 @@ noticed: no more tokens are computed for it, no block stays, nobody else notices
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from blocktable import AsyncLLM
 from blocktable.server import endpoint
 from blocktable.server.engine_client import EngineRequest, Piece
 from blocktable.server.in_process import InProcessEngine
-from tests.engine.faults import faulty_model
+from tests.engine.faults import faulty_model, loop_of
 from tests.engine.ways import check_empty
 
 from .conftest import MakeServer
@@ -23,8 +24,11 @@ from .live import Live, events, open_request, wait_until
 STEP_S = 0.02
 """Of the slow model: what is not ended would go on for more than 100 of them."""
 
-NOTICED = 12
-"""Steps between a client's leaving and the end of its request, at most: one, and what a busy machine takes to notice."""
+NOTICED = 1
+"""Steps from the server's noticing that a client left to the end of its request, at most."""
+
+HELD_S = 2.0
+"""How long a step waits for a server that notices nothing."""
 
 LONG = {"prompt": list(range(40, 140)), "max_tokens": 150, "ignore_eos": True}
 SHORT = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True}
@@ -38,14 +42,35 @@ STATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@contextmanager
-def slow_model(engine: AsyncLLM) -> Iterator[None]:
-    def fault(plan: Any, forward: Callable[[], Any]) -> Any:
+class Pace:
+    """Of the slow model. Held, a step lasts until `go_on`, at most `HELD_S`, and then no other one does."""
+
+    def __init__(self) -> None:
+        self._goes_on = threading.Event()
+        self._goes_on.set()
+
+    def hold(self) -> None:
+        self._goes_on.clear()
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    def pass_step(self) -> None:
         time.sleep(STEP_S)
+        if not self._goes_on.wait(HELD_S):
+            self._goes_on.set()
+
+
+@contextmanager
+def slow_model(engine: AsyncLLM) -> Iterator[Pace]:
+    pace = Pace()
+
+    def fault(plan: Any, forward: Callable[[], Any]) -> Any:
+        pace.pass_step()
         return forward()
 
     with faulty_model(engine, fault):
-        yield
+        yield pace
 
 
 def steps_of(engine: AsyncLLM) -> int:
@@ -56,8 +81,39 @@ def live_requests(engine: AsyncLLM) -> int:
     return engine.scheduler.num_running + engine.scheduler.num_waiting
 
 
-def leave(server: Live, engine: AsyncLLM, state: str, *, is_streamed: bool, n: int = 1) -> int:
-    """One runs, another comes and leaves in `state`; returns the steps from then to the end of its request."""
+@contextmanager
+def ends(engine: AsyncLLM, pace: Pace, n: int) -> Iterator[list[int]]:
+    """Holds a step until the engine was asked to end `n` requests; the list gets the number of steps at the end of each."""
+    found: list[int] = []
+    asked: list[Any] = []
+    thread: Any = engine._thread
+    loop = loop_of(engine)
+    abort_ticket, abort = thread.abort, loop.abort
+
+    def ask(ticket: Any) -> None:
+        abort_ticket(ticket)
+        asked.append(ticket)
+        if len(asked) == n:
+            pace.go_on()
+
+    def end(number: int) -> bool:
+        was_live: bool = abort(number)
+        if was_live:
+            found.append(steps_of(engine))
+        return was_live
+
+    thread.abort, loop.abort = ask, end
+    pace.hold()
+    try:
+        yield found
+    finally:
+        thread.abort, loop.abort = abort_ticket, abort
+        pace.go_on()
+
+
+def leave(server: Live, engine: AsyncLLM, pace: Pace, state: str, *, is_streamed: bool, n: int = 1) -> int:
+    """One runs, another comes and leaves in `state`; returns the steps from the server's noticing that to the end of its
+    request. If it does not notice: from then to the request's own end."""
     beside = open_request(server, "/v1/completions", SHORT | {"stream": True})
     wait_until(lambda: engine.scheduler.num_running == 1, "the one beside it does not run")
     left = open_request(server, "/v1/completions", STATES[state][1] | {"stream": is_streamed, "n": n})
@@ -67,10 +123,11 @@ def leave(server: Live, engine: AsyncLLM, state: str, *, is_streamed: bool, n: i
         wait_until(lambda: steps_of(engine) >= now + 4, "no steps")
     else:
         wait_until(lambda: (engine.scheduler.num_waiting == n) is (state == "waiting"), "the state was not reached")
-    at = steps_of(engine)
-    left.close()
-    wait_until(lambda: live_requests(engine) == 1, "it was not ended")
-    steps = steps_of(engine) - at
+    with ends(engine, pace, n) as found:
+        at = steps_of(engine)
+        left.close()
+        wait_until(lambda: live_requests(engine) == 1, "it was not ended")
+        steps = max(found, default=steps_of(engine)) - at
     beside.close()
     wait_until(lambda: live_requests(engine) == 0, "the one beside it was not ended")
     wait_until(lambda: engine.scheduler.stats()["parked_blocks"] == 0, "the step in flight did not end")
@@ -83,15 +140,15 @@ def leave(server: Live, engine: AsyncLLM, state: str, *, is_streamed: bool, n: i
 def test_who_leaves_is_ended(state: str, is_streamed: bool, make_async: Callable[..., AsyncLLM], serve: MakeServer) -> None:
     engine = make_async(**STATES[state][0])
     server = serve(engine)
-    with slow_model(engine):
-        assert leave(server, engine, state, is_streamed=is_streamed) <= NOTICED
+    with slow_model(engine) as pace:
+        assert leave(server, engine, pace, state, is_streamed=is_streamed) <= NOTICED
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_who_leaves_has_all_its_answers_ended(is_streamed: bool, engine: AsyncLLM, serve: MakeServer) -> None:
     server = serve(engine)
-    with slow_model(engine):
-        assert leave(server, engine, "decode", is_streamed=is_streamed, n=4) <= NOTICED
+    with slow_model(engine) as pace:
+        assert leave(server, engine, pace, "decode", is_streamed=is_streamed, n=4) <= NOTICED
 
 
 async def deaf(receive: Any) -> None:
@@ -103,8 +160,8 @@ def test_a_server_that_does_not_listen_is_caught(engine: AsyncLLM, serve: MakeSe
     """Planted: nobody waits for the client's leaving; an answer in one piece is computed to its end."""
     monkeypatch.setattr(endpoint, "_left", deaf)
     server = serve(engine)
-    with slow_model(engine):
-        assert leave(server, engine, "decode", is_streamed=False) > NOTICED
+    with slow_model(engine) as pace:
+        assert leave(server, engine, pace, "decode", is_streamed=False) > NOTICED
 
 
 def test_an_abort_that_is_dropped_is_caught(engine: AsyncLLM, serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +184,8 @@ def test_an_abort_that_is_dropped_is_caught(engine: AsyncLLM, serve: MakeServer,
 
     monkeypatch.setattr(InProcessEngine, "generate", detached)
     server = serve(engine)
-    with slow_model(engine):
-        assert leave(server, engine, "decode", is_streamed=True) > NOTICED
+    with slow_model(engine) as pace:
+        assert leave(server, engine, pace, "decode", is_streamed=True) > NOTICED
 
 
 def test_a_client_that_leaves_does_not_change_what_another_reads(engine: AsyncLLM, serve: MakeServer) -> None:

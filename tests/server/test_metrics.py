@@ -10,7 +10,7 @@ import os
 import re
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ MOVED_BY = {
     "blocktable:internal_fragmentation_ratio": "answers",
     "blocktable:kv_rows_taken": "answers",
     "blocktable:kv_rows_wasted": "answers",
-    "blocktable:external_fragmentation_ratio": "crowd",
+    "blocktable:external_fragmentation_ratio": "parked",
     "blocktable:evictions": "crowd",
     "blocktable:sequences_held": "crowd",
     "blocktable:reasons": "answers",
@@ -138,6 +138,16 @@ class Scenes:
         asked = [request([50 + place] * 9, 120, f"c{place}") for place in range(8)]
         await asyncio.gather(*(read(self.client, one) for one in asked))
 
+    async def parked(self) -> None:
+        """A long prompt is computed in several slow steps; meanwhile others leave, each with its next token under way."""
+
+        async def leave(place: int) -> None:
+            async with aclosing(self.client.generate(request([150 + place], 100, f"p{place}"))) as pieces:
+                for _ in range(1 + place):
+                    await anext(pieces)
+
+        await asyncio.gather(*map(leave, range(3)), read(self.client, request(list(range(200)) + [7] * 40, 2, "long")))
+
     async def refusal(self) -> None:
         with suppress(BlocktableError):
             await read(self.client, request([1] * 3000, 100, "never"))
@@ -165,13 +175,14 @@ def scraped(launch: Launch) -> Iterator[dict[str, list[Values]]]:
     patch = pytest.MonkeyPatch()
     patch.setattr(metrics_module, "FRESH_S", 0.0)
     options: dict[str, Any] = {"num_blocks": 40, "max_num_seqs": 4, "overlap_depth": 2, "estimate_growth": False}
+    options |= {"max_num_batched_tokens": 40, "fake_step_ms": 10.0, "fake_token_us": 3000.0, "fake_raise_at": 1}
 
     async def main() -> dict[str, list[Values]]:
-        supervisor = Supervisor(launch(**options, fake_step_ms=10.0, fake_raise_at=1))
+        supervisor = Supervisor(launch(**options))
         await supervisor.start()
         try:
             scenes = Scenes(supervisor)
-            order = (scenes.answers, scenes.crowd, scenes.refusal, scenes.stop, scenes.death)
+            order = (scenes.answers, scenes.crowd, scenes.parked, scenes.refusal, scenes.stop, scenes.death)
             return {scene.__name__: await scenes.scrapes(scene) for scene in order}
         finally:
             await supervisor.close()
