@@ -1,7 +1,7 @@
 //! Ends requests whose time is over: one that was never admitted is refused, any other is aborted, wherever it is.
 //!
 //! Before: a plan begins and says what time it is. After: nobody lives whose deadline is `now_us` or earlier. Those with a deadline
-//! stand in a heap, so a plan looks only at who is due, and at the next one.
+//! stand in an order, so a plan looks only at who is due, and at the next one.
 
 use std::hint::black_box;
 
@@ -9,12 +9,13 @@ use crate::mutant::{self, Mutant};
 use crate::rank::Ask;
 use crate::request::End;
 use crate::scheduler::Scheduler;
-use crate::seat_heap::{NOWHERE, SeatHeap};
+use crate::seat_heap::NOWHERE;
+use crate::seat_order::SeatOrder;
 
 /// Deadlines of live requests.
 #[derive(Debug, Default)]
 pub(crate) struct Expiries {
-    heap: SeatHeap,
+    order: SeatOrder,
     places: Vec<u32>,
 }
 
@@ -24,24 +25,24 @@ impl Expiries {
         let due = ask.turn.deadline_us.min(ask.turn.queue_deadline_us);
         self.clear(seat);
         if due != u64::MAX {
-            self.heap.push(&mut self.places, seat, (due, ask.rank.arrival));
+            self.order.push(&mut self.places, seat, (due, ask.rank.arrival));
         }
     }
 
     /// The request at `seat` has no deadline any more.
     pub fn clear(&mut self, seat: usize) {
         if self.places.get(seat).is_some_and(|&place| place != NOWHERE) {
-            self.heap.remove(&mut self.places, seat);
+            self.order.remove(&mut self.places, seat);
         }
     }
 
     fn due(&self, now_us: u64) -> Option<usize> {
-        self.heap.first().filter(|&((due, _), _)| due <= now_us).map(|(_, seat)| seat)
+        self.order.first().filter(|&((due, _), _)| due <= now_us).map(|(_, seat)| seat)
     }
 
     /// When the next one is over.
     pub fn next_us(&self) -> Option<u64> {
-        self.heap.first().map(|((due, _), _)| due)
+        self.order.first().map(|((due, _), _)| due)
     }
 }
 

@@ -81,6 +81,8 @@ mod recording_fields;
 mod refusal;
 mod room;
 mod seat_heap;
+mod seat_lane;
+mod seat_order;
 mod sha256;
 mod siblings;
 mod sight;

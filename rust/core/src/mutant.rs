@@ -22,6 +22,8 @@ macro_rules! mutants {
 }
 
 mutants! {
+    /// A waiting request stands behind the others whatever its key.
+    LaneOutOfOrder = "lane_out_of_order",
     /// The last block of a finished request keeps its holder.
     LeakBlockOnFinish = "leak_block_on_finish",
     /// The end of one step ends the leases of the next one too.

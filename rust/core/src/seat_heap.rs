@@ -23,10 +23,6 @@ impl SeatHeap {
         self.entries.len()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
     /// The seat of the smallest key, and that key.
     pub fn first(&self) -> Option<(Key, usize)> {
         self.entries.first().map(|&(key, seat)| (key, seat as usize))
@@ -38,10 +34,7 @@ impl SeatHeap {
     }
 
     /// Puts `seat` in, which is in no heap over `places`.
-    pub fn push(&mut self, places: &mut Vec<u32>, seat: usize, key: Key) {
-        if places.len() <= seat {
-            places.resize(seat + 1, NOWHERE);
-        }
+    pub fn push(&mut self, places: &mut [u32], seat: usize, key: Key) {
         self.entries.push((key, seat as u32));
         self.rise(places, self.entries.len() - 1);
     }
@@ -116,7 +109,7 @@ mod tests {
 
     #[test]
     fn seats_leave_in_the_order_of_their_keys_whatever_was_taken_out_and_changed() {
-        let (mut heap, mut places) = (SeatHeap::default(), Vec::new());
+        let (mut heap, mut places) = (SeatHeap::default(), vec![NOWHERE; 200]);
         let key = |seat: u64| ((seat * 7919) % 31, seat);
         (0..200).for_each(|seat| heap.push(&mut places, seat, key(seat as u64)));
         let mut expected: Vec<(Key, usize)> = Vec::new();

@@ -6,16 +6,17 @@
 
 use crate::policy::Policy;
 use crate::rank::Ask;
-use crate::seat_heap::{Key, NOWHERE, SeatHeap};
+use crate::seat_heap::{Key, NOWHERE};
+use crate::seat_order::SeatOrder;
 
 /// Seats of waiting requests.
 #[derive(Debug)]
 pub(crate) struct WaitingLine {
     pub policy: Box<dyn Policy>,
-    lines: Vec<SeatHeap>,
+    lines: Vec<SeatOrder>,
     places: Vec<u32>,
     /// The lines in which somebody stands.
-    order: SeatHeap,
+    order: SeatOrder,
     order_places: Vec<u32>,
     /// Looked at in the plan under way, and still waiting.
     aside: Vec<usize>,
@@ -31,7 +32,7 @@ impl WaitingLine {
             policy,
             lines: Vec::new(),
             places: Vec::new(),
-            order: SeatHeap::default(),
+            order: SeatOrder::default(),
             order_places: Vec::new(),
             aside: Vec::new(),
             skipped: Vec::new(),
@@ -48,7 +49,7 @@ impl WaitingLine {
     pub fn join(&mut self, seat: usize, ask: &Ask, weight: u32) {
         let line = ask.tenant as usize;
         if self.lines.len() <= line {
-            self.lines.resize(line + 1, SeatHeap::default());
+            self.lines.resize(line + 1, SeatOrder::default());
         }
         if self.lines[line].is_empty() {
             let lowest = self.lowest_line();
@@ -138,7 +139,7 @@ impl WaitingLine {
 
     /// All seats but those aside, in no order, with their keys.
     pub fn seats(&self) -> impl Iterator<Item = (Key, usize)> + '_ {
-        self.lines.iter().flat_map(SeatHeap::iter)
+        self.lines.iter().flat_map(SeatOrder::iter)
     }
 
     /// Whether the orders are sound and everybody is counted.
@@ -148,7 +149,7 @@ impl WaitingLine {
             && self.lines.iter().enumerate().all(|(line, heap)| {
                 heap.is_empty() == self.order_places.get(line).is_none_or(|&place| place == NOWHERE)
             });
-        let counted: usize = self.lines.iter().map(SeatHeap::len).sum();
+        let counted: usize = self.lines.iter().map(SeatOrder::len).sum();
         sound && self.aside.is_empty() && self.skipped.is_empty() && counted == self.len
     }
 
@@ -181,7 +182,7 @@ impl WaitingLine {
             self.order_places.resize(line + 1, NOWHERE);
         }
         let is_placed = self.order_places[line] != NOWHERE;
-        match self.lines.get(line).and_then(SeatHeap::first) {
+        match self.lines.get(line).and_then(SeatOrder::first) {
             Some((first, _)) if is_placed => {
                 self.order.change(&mut self.order_places, line, self.policy.standing(line, first));
             }

@@ -134,6 +134,7 @@ rows! {
     nothing_reserved: NothingReserved, ["thrash"], limits_of_the_queue::what_grows_is_left_room;
     class_ignored: ClassIgnored, ["victim"], limits_of_the_queue::the_lowest_class_is_preempted_first;
     room_from_equals: RoomFromEquals, ["rank"], limits_of_the_queue::only_a_higher_class_displaces;
+    lane_out_of_order: LaneOutOfOrder, ["A6"], policy_checks::a_low_priority_waits_behind_high_ones;
     no_ageing: NoAgeing, ["order"], policy_checks::a_low_priority_waits_behind_high_ones;
     no_latest_deadline: NoLatestDeadline, ["order"], policy_checks::no_deadline_waits_behind_early_ones;
     one_prefix_band: OnePrefixBand, ["order"], policy_checks::a_cold_prompt_waits_behind_cached_ones;
