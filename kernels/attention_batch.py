@@ -7,6 +7,7 @@ geometry and window share one set of gather numbers, made when the first of them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ from .row_group import Geometry, RowGroup, build_band, build_group
 from .scratch import Scratch
 from .sequence_groups import Member, group_members
 from .shapes import KernelInputError, bind
+from .shared_prefixes import SharedPrefixes
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -35,6 +37,7 @@ class AttentionBatch:
     end_block: int  # one more than the highest block id that is read
     has_chunks: bool  # some sequence has more than one query
     scratch: Scratch  # where the layers gather
+    prefixes: SharedPrefixes | None = None  # what several sequences begin with, for cascades
     _groups: dict[Geometry, tuple[RowGroup, ...]] = field(default_factory=dict, repr=False)
     _integers: list[Tensor] = field(default_factory=list, repr=False)
 
@@ -65,6 +68,15 @@ class AttentionBatch:
         end_block = _end_block(block_tables, seq_lens, block_size)
         has_chunks = any(end - start > 1 for start, end in pairwise(starts))
         return cls(block_tables, block_size, starts, lens, end_block, has_chunks, scratch or Scratch())
+
+    def with_prefixes(self, members: Sequence[int], starts: Sequence[int], blocks: Sequence[int]) -> AttentionBatch:
+        """The same with groups of sequences that share their first blocks, as `_core.Plan.prefix_groups` has them.
+
+        Sequences `members[starts[i]:starts[i + 1]]` share `blocks[i]` blocks, which end before each one's last position. Raises
+        `KernelInputError`.
+        """
+        build = SharedPrefixes.build
+        return replace(self, prefixes=build(members, starts, blocks, self.block_tables, self.seq_lens, self.block_size))
 
     @property
     def num_tokens(self) -> int:
@@ -112,6 +124,7 @@ class AttentionBatch:
             query_starts=starts,
             seq_lens=tuple(lens),
             has_chunks=False,
+            prefixes=None,
             _groups={},
             _integers=[],
         )

@@ -19,6 +19,7 @@ def dense_attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """q [T, Hq, Dk], the last T of L positions · k [L, Hkv, Dk] · v [L, Hkv, Dv] -> [T, Hq, Dv] float64.
 
@@ -37,6 +38,8 @@ def dense_attention(
             scores = scale * (keys @ q[query, head].double())
             if softcap > 0:
                 scores = softcap * torch.tanh(scores / softcap)
+            if slopes is not None:
+                scores = scores + slopes[head].double() * (torch.arange(first, position + 1) - position)
             if sinks is not None:
                 scores = torch.cat([scores, sinks[head].double().reshape(1)])
             weights = torch.softmax(scores, dim=0)[: len(keys)]

@@ -8,6 +8,7 @@ block size, soft cap's value, grouping and head size are run-time values and mak
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,18 @@ class Launch:
     tile: int  # positions of a step of the loop
     warps: int
     stages: int
+
+    def constants(self, rows: int, head_class: int) -> dict[str, Any]:
+        """As a kernel takes them, with a query tile of `rows` rows."""
+        return {
+            "ROWS": rows,
+            "TILE": self.tile,
+            "KEYS": head_class,
+            "VALUES": head_class,
+            "STAGES": self.stages,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
 
 
 # Where the rows come from: starting points whose ahead-of-time builds have no spills and the loads, products and buffers that

@@ -7,12 +7,14 @@ fp8 (half a step of its 3 bits) and 1 / 254 of its largest in int8; a row of zer
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .attention_batch import AttentionBatch
+from .input_checks import check_attention, check_one_byte, check_same_device, check_same_dtype, check_scales, check_store
 from .reference import paged_attention
-from .shapes import KernelInputError, bind
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """The largest number of each format, on which a row's largest comes to lie."""
@@ -58,28 +60,25 @@ def paged_attention_quantised(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
     k_scales: Tensor,
     v_scales: Tensor,
 ) -> Tensor:
     """As `reference.paged_attention` over rows that are numbers times scales. Copies whole caches: for tests."""
+    options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "slopes": slopes}
+    check_attention(q, k_cache, v_cache, batch, **options, k_scales=k_scales, v_scales=v_scales)
     k_rows, v_rows = (
         (cache.float() * scales.unsqueeze(-1)).to(q.dtype) for cache, scales in ((k_cache, k_scales), (v_cache, v_scales))
     )
-    return paged_attention(q, k_rows, v_rows, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    return paged_attention(q, k_rows, v_rows, batch, **options)
 
 
 def check_quantised(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, k_scales: Tensor, v_scales: Tensor, slots: Tensor
 ) -> None:
     """Refuse what `store_kv_quantised` does not take."""
-    sizes = bind("T Hkv Dk", k=k).bind("T Hkv Dv", v=v).bind("T", slots=slots)
-    sizes.bind("N Hkv B Dk", k_cache=k_cache).bind("N Hkv B Dv", v_cache=v_cache)
-    sizes.bind("N Hkv B", k_scales=k_scales, v_scales=v_scales)
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if cache.dtype not in LARGEST or cache.dtype != k_cache.dtype:
-            raise KernelInputError(f"{name} has dtype {cache.dtype}: must be torch.float8_e4m3fn or torch.int8, both alike")
-    for name, scales in (("k_scales", k_scales), ("v_scales", v_scales)):
-        if scales.dtype != torch.float32:
-            raise KernelInputError(f"{name} has dtype {scales.dtype}: must be torch.float32")
-    if slots.dtype != torch.int64:
-        raise KernelInputError(f"slots has dtype {slots.dtype}: must be torch.int64")
+    check_store(k, v, k_cache, v_cache, slots).bind("N Hkv B", k_scales=k_scales, v_scales=v_scales)
+    check_same_dtype(k=k, v=v)
+    check_same_device(k=k, k_scales=k_scales, v_scales=v_scales)
+    check_one_byte(k_cache, v_cache)
+    check_scales(k_scales=k_scales, v_scales=v_scales)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, scaled_dot_product_attention
 
 from .attention_batch import AttentionBatch
+from .input_checks import check_attention, check_same_dtype, check_store
 from .row_group import Geometry, QueryTile, RowGroup
 from .row_view import row_view
 from .scratch import Scratch
-from .shapes import KernelInputError, bind
 
 _SUMMED_IN_FLOAT32 = (torch.float16, torch.bfloat16)
 # Up to so many query heads a KV head it is quicker to read the values of each head where they lie than to gather them for
@@ -33,11 +33,12 @@ class _Scoring(NamedTuple):
     scale: float
     softcap: float
     sinks: Tensor | None
+    slopes: Tensor | None
 
     @property
     def is_plain(self) -> bool:
         """Nothing but the scale, so that torch's fused attention applies."""
-        return not self.softcap and self.sinks is None
+        return not self.softcap and self.sinks is None and self.slopes is None
 
 
 @torch.no_grad()
@@ -48,17 +49,12 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     slots [T] int64, block * B + offset, each at most once. Raises `ShapeError` and `KernelInputError` before anything
     is written.
     """
-    sizes = bind("T Hkv Dk", k=k).bind("T Hkv Dv", v=v).bind("T", slots=slots)
-    sizes.bind("N Hkv B Dk", k_cache=k_cache).bind("N Hkv B Dv", v_cache=v_cache)
-    _check_dtypes(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
-    if slots.dtype != torch.int64:
-        raise KernelInputError(f"slots has dtype {slots.dtype}: must be torch.int64")
+    sizes = check_store(k, v, k_cache, v_cache, slots)
+    check_same_dtype(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
     if not sizes["T"]:
         return
-    block_size, (low, high) = sizes["B"], slots.aminmax()
-    if int(high) >= sizes["N"] * block_size:
-        raise KernelInputError(f"slots holds {int(high)}: must be below {sizes['N'] * block_size} (blocks * block size)")
-    if int(low) < 0:
+    block_size = sizes["B"]
+    if int(slots.min()) < 0:
         written = (slots >= 0).nonzero().flatten()
         k, v, slots = k[written], v[written], slots[written]
     blocks, offsets = slots // block_size, slots % block_size
@@ -77,26 +73,24 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of q [T, Hq, Dk] over the cached rows that `batch` names; returns [T, Hq, Dv].
 
     k_cache [N, Hkv, B, Dk] · v_cache [N, Hkv, B, Dv], any strides with D contiguous, of q's dtype; Hq is a multiple of
     Hkv, and query head h reads KV head h // (Hq / Hkv). A query at position p sees the positions j <= p, with a `window`
     above 0 only those j > p - window. Scores are scale * q.k, then softcap * tanh(score / softcap) for a `softcap` above
-    0. `sinks` [Hq] add one logit a head to the softmax, which takes weight and gives nothing (as in gpt_oss).
+    0, then with `slopes` [Hq] slope * (j - p) more (ALiBi). `sinks` [Hq] add one logit a head to the softmax, which takes
+    weight and gives nothing (as in gpt_oss).
     Raises `ShapeError` and `KernelInputError`.
     """
-    sizes = bind("T Hq Dk", q=q).bind("N Hkv B Dk", k_cache=k_cache).bind("N Hkv B Dv", v_cache=v_cache)
-    if sinks is not None:
-        sizes.bind("Hq", sinks=sinks)
-    _check_dtypes(q=q, k_cache=k_cache, v_cache=v_cache)
-    check_options(batch, sizes["B"], scale, window, softcap)
-    _check_sizes(sizes, batch)
+    options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "slopes": slopes}
+    sizes = check_attention(q, k_cache, v_cache, batch, **options)
     if not sizes["T"]:
         return q.new_empty(0, sizes["Hq"], sizes["Dv"])
     keys, key_steps = row_view("k_cache", k_cache)
     values, value_steps = row_view("v_cache", v_cache)
-    scoring = _Scoring(scale, softcap, sinks)
+    scoring = _Scoring(scale, softcap, sinks, slopes)
     geometry = Geometry(
         sizes["Hq"],
         sizes["Hkv"],
@@ -106,6 +100,7 @@ def paged_attention(
         value_steps,
         window,
         fused=scoring.is_plain,
+        has_distances=slopes is not None,
         in_place=_weighs_in_place(values, sizes["Hq"] // sizes["Hkv"]),
         dtype=q.dtype,
     )
@@ -115,34 +110,6 @@ def paged_attention(
         if rows.numel():
             out[rows] = _attend(q[rows], keys, values, batch.single_queries(rows.tolist()), geometry, scoring)
     return out
-
-
-def _check_dtypes(**tensors: Tensor) -> None:
-    (first, expected), *others = ((name, tensor.dtype) for name, tensor in tensors.items())
-    for name, dtype in others:
-        if dtype != expected:
-            raise KernelInputError(f"{name} has dtype {dtype}: must be {expected}, the dtype of {first}")
-
-
-def check_options(batch: AttentionBatch, block_size: int, scale: float, window: int, softcap: float) -> None:
-    """Refuse options of `paged_attention` that mean nothing, and a cache of another block size than the batch's."""
-    if block_size != batch.block_size:
-        raise KernelInputError(f"k_cache has B={block_size}: must be {batch.block_size}, the batch's block size")
-    if window < 0:
-        raise KernelInputError(f"window={window}: must be 0 (none) or more")
-    if not 0 <= softcap < math.inf:
-        raise KernelInputError(f"softcap={softcap}: must be 0 (none) or a finite number above it")
-    if not math.isfinite(scale):
-        raise KernelInputError(f"scale={scale}: must be finite")
-
-
-def _check_sizes(sizes: dict[str, int], batch: AttentionBatch) -> None:
-    if sizes["T"] != batch.num_tokens:
-        raise KernelInputError(f"q has T={sizes['T']}: must be {batch.num_tokens}, the batch's tokens")
-    if sizes["Hkv"] < 1 or sizes["Hq"] % sizes["Hkv"]:
-        raise KernelInputError(f"q has Hq={sizes['Hq']}: must be a multiple of Hkv={sizes['Hkv']}")
-    if batch.end_block > sizes["N"]:
-        raise KernelInputError(f"block_tables holds {batch.end_block - 1}: must be below {sizes['N']}, the cache's blocks")
 
 
 def _weighs_in_place(values: Tensor, grouped: int) -> bool:
@@ -214,7 +181,7 @@ def _attend_fused(q: Tensor, k: Tensor, v: Tensor, tile: QueryTile, scoring: _Sc
 
 
 def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, tile: QueryTile, scoring: _Scoring) -> Tensor:
-    """The same as `_attend_fused` by two products, with soft cap and sinks -> [n, length, Hkv, G, Dv]."""
+    """The same as `_attend_fused` by two products, with soft cap, slopes and sinks -> [n, length, Hkv, G, Dv]."""
     count, length, query_heads, _ = q.shape
     weights = _weights(q, k, tile, scoring)
     summed = torch.bmm(weights, v.flatten(0, 1).to(weights.dtype))
@@ -237,8 +204,11 @@ def _weights(q: Tensor, k: Tensor, tile: QueryTile, scoring: _Scoring) -> Tensor
     scores = torch.baddbmm(rows.new_empty(1, 1, 1), rows, k.transpose(1, 2), beta=0, alpha=scoring.scale)
     if scoring.softcap:
         scores = (scores / scoring.softcap).tanh_() * scoring.softcap
+    by_query = scores.view(count, kv_heads, grouped, length, columns)
+    if scoring.slopes is not None and tile.distances is not None:
+        by_query.add_(scoring.slopes.to(scores.dtype).view(kv_heads, grouped, 1, 1) * tile.distances.unsqueeze(1))
     if tile.mask is not None:
-        scores.view(count, kv_heads, grouped, length, columns).add_(tile.mask.unsqueeze(1))
+        by_query.add_(tile.mask.unsqueeze(1))
     if scoring.sinks is None:
         return scores.softmax(-1)
     sinks = scoring.sinks.to(scores.dtype).view(1, kv_heads, grouped, 1, 1).expand(count, -1, -1, length, 1)

@@ -37,6 +37,7 @@ class Geometry(NamedTuple):
     value_steps: RowSteps
     window: int  # 0: none
     fused: bool  # the scores of chunks are never written out
+    has_distances: bool  # scores depend on how far a position lies
     in_place: bool  # single queries weigh the values where they lie, without gathering them
     dtype: torch.dtype
 
@@ -63,6 +64,7 @@ class QueryTile:
     first_column: int
     end_column: int
     mask: Tensor | None  # [n, 1, length, columns], 0 or -inf; None: all of them see all columns
+    distances: Tensor | None  # [n, 1, length, columns] position of a column less that of a query; None: nobody asks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +132,9 @@ def _build_tile(
         (member,) = members
         rows = slice(member.query_start + start, member.query_start + end)
         view = band.tile(member.query_column + start, end - start, low, high)
-        return QueryTile(rows, None, rows, end - start, low, high, view)
+        at = torch.arange(member.query_column + start, member.query_column + end, device=columns.device)
+        distances = _distances_of(torch.arange(low, high, device=columns.device)[None], at[None], geometry)
+        return QueryTile(rows, None, rows, end - start, low, high, view, distances)
     begin, final, position = _columns_of(
         columns.device,
         [m.query_start for m in members],
@@ -144,7 +148,13 @@ def _build_tile(
         kept = (step <= final).flatten().nonzero().flatten()
     kept_queries = queries if kept is None else queries[kept]
     mask = _mask_of(columns[:, low:high], position + own_step, geometry)
-    return QueryTile(_as_slice(queries), kept, _as_slice(kept_queries), end - start, low, high, mask)
+    distances = _distances_of(columns[:, low:high], position + own_step, geometry)
+    return QueryTile(_as_slice(queries), kept, _as_slice(kept_queries), end - start, low, high, mask, distances)
+
+
+def _distances_of(columns: Tensor, positions: Tensor, geometry: Geometry) -> Tensor | None:
+    """[n, 1, length, columns] for queries at `positions` [n, length] and `columns` [n, columns], if they are asked for."""
+    return (columns.unsqueeze(1) - positions.unsqueeze(2)).unsqueeze(1) if geometry.has_distances else None
 
 
 def _mask_of(columns: Tensor, positions: Tensor, geometry: Geometry) -> Tensor | None:

@@ -6,17 +6,14 @@ of its blocks, in pieces of 16 bytes a lane; offsets are 64-bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .block_moves import check_blocks
+from .bound_launch import KernelLaunch, Launcher
 
-Launcher = Callable[..., Any]
 PIECE = 4096
 """Numbers that one program moves."""
 
@@ -67,7 +64,4 @@ def _run(
     arguments = (source, to, sources, targets, step, size, source.stride(0), to.stride(0))
     grid = (count, triton.cdiv(size, PIECE))
     constants = {"PIECE": PIECE, "num_warps": 8}
-    if launch is not None:
-        launch(_move, grid, arguments, constants)
-    else:
-        _move[grid](*arguments, **constants)
+    KernelLaunch(_move, grid, arguments, constants).run(launch)

@@ -6,18 +6,14 @@ and `quantised.py` promise; one program writes all heads of one token, a negativ
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .bound_launch import KernelLaunch, Launcher
+from .input_checks import check_compact, check_same_dtype, check_store
 from .quantised import LARGEST, check_quantised
-from .shapes import KernelInputError, bind
-
-Launcher = Callable[..., Any]
 
 
 @triton.jit(do_not_specialize=["block_size", "heads"])
@@ -52,14 +48,9 @@ def _store(
 @torch.no_grad()
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, *, launch: Launcher | None = None) -> None:
     """As `reference.store_kv`; slots are not compared with the cache's size on a GPU, which would wait for it."""
-    sizes = bind("T Hkv Dk", k=k).bind("T Hkv Dv", v=v).bind("T", slots=slots)
-    sizes.bind("N Hkv B Dk", k_cache=k_cache).bind("N Hkv B Dv", v_cache=v_cache)
-    for name, tensor in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if tensor.dtype != k.dtype:
-            raise KernelInputError(f"{name} has dtype {tensor.dtype}: must be {k.dtype}, the dtype of k")
-    if slots.dtype != torch.int64:
-        raise KernelInputError(f"slots has dtype {slots.dtype}: must be torch.int64")
-    _check_slots(slots, sizes["N"] * sizes["B"])
+    check_store(k, v, k_cache, v_cache, slots)
+    check_same_dtype(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+    check_compact(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
     for rows, cache in ((k, k_cache), (v, v_cache)):
         _run(rows, cache, None, slots, launch)
 
@@ -78,26 +69,15 @@ def store_kv_quantised(
 ) -> None:
     """As `quantised.store_kv_quantised`, with contiguous scales."""
     check_quantised(k, v, k_cache, v_cache, k_scales, v_scales, slots)
-    _check_slots(slots, k_cache.shape[0] * k_cache.shape[2])
-    for name, scales in (("k_scales", k_scales), ("v_scales", v_scales)):
-        if not scales.is_contiguous():
-            raise KernelInputError(f"{name} has strides {scales.stride()}: must be contiguous")
+    check_compact(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
     for rows, cache, scales in ((k, k_cache, k_scales), (v, v_cache, v_scales)):
         _run(rows, cache, scales, slots, launch)
-
-
-def _check_slots(slots: Tensor, end: int) -> None:
-    if slots.device.type == "cpu" and slots.numel() and int(slots.max()) >= end:
-        raise KernelInputError(f"slots holds {int(slots.max())}: must be below {end} (blocks * block size)")
 
 
 def _run(rows: Tensor, cache: Tensor, scales: Tensor | None, slots: Tensor, launch: Launcher | None) -> None:
     tokens, heads, width = rows.shape
     if not rows.numel():
         return
-    for name, tensor in (("rows", rows), ("cache", cache)):
-        if width > 1 and tensor.stride(-1) != 1:
-            raise KernelInputError(f"{name} has stride {tensor.stride(-1)} in its last dimension: must be 1")
     padded = triton.next_power_of_2(width)
     # About 512 numbers a program of one warp: 16 bytes and more a lane.
     some = max(1, min(triton.next_power_of_2(heads), 512 // padded))
@@ -114,7 +94,4 @@ def _run(rows: Tensor, cache: Tensor, scales: Tensor | None, slots: Tensor, laun
         "num_warps": 1,
     }
     grid = (tokens, triton.cdiv(heads, some))
-    if launch is not None:
-        launch(_store, grid, arguments, constants)
-    else:
-        _store[grid](*arguments, **constants)
+    KernelLaunch(_store, grid, arguments, constants).run(launch)

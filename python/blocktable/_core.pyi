@@ -542,6 +542,18 @@ class Plan:
     def admitted(self) -> NDArray[np.int64]:
         """[A, 3] (request id, sequence number, row): got a row in this plan."""
 
+    def prefix_groups(
+        self, *, group: int = 0, min_blocks: int = 1
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Sequences whose tables of `group` begin with the same blocks: members [M], starts [P + 1] and blocks [P], copies.
+
+        Group i are the sequences `members[starts[i]:starts[i + 1]]` (0..S-1, ascending), two or more, with the first
+        `blocks[i]` blocks in common, at least `min_blocks`, which end before each one's first query. A sequence is in one group
+        at most, and no other such grouping saves more reads of blocks, the sum of (members - 1) * blocks. None in a group with
+        a window. Who was aborted, preempted or taken back since the plan is in none. Made when it is asked for; raises
+        `WrongStepError` once the step is committed or failed, and `InvalidInputError`.
+        """
+
 @final
 class Commit:
     """What a commit changed."""

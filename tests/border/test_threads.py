@@ -60,6 +60,7 @@ class Caller(threading.Thread):
             for name in dir(self.plan):
                 if not name.startswith("_"):
                     np.array(getattr(self.plan, name))
+            self.plan.prefix_groups()
 
     def call_commit(self):
         if self.plan is not None:

@@ -31,7 +31,17 @@ SHAPES = {
     "window longer than all": {"window": 1000},
     "soft cap": {"softcap": 0.7},
     "sinks": {"has_sinks": True},
-    "all at once": {"spare": 5, "kv_heads": 2, "grouped": 3, "key_width": 12, "window": 9, "softcap": 1.5, "has_sinks": True},
+    "slopes": {"has_slopes": True},
+    "all at once": {
+        "spare": 5,
+        "kv_heads": 2,
+        "grouped": 3,
+        "key_width": 12,
+        "window": 9,
+        "softcap": 1.5,
+        "has_sinks": True,
+        "has_slopes": True,
+    },
 }
 
 

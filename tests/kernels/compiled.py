@@ -17,7 +17,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from blocktable.kernels import AttentionBatch, triton_attention, triton_blocks, triton_decode, triton_store
+from blocktable.kernels import AttentionBatch, triton_attention, triton_blocks, triton_cascade, triton_decode, triton_store
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -29,6 +29,8 @@ VARIANTS = [
     ("decode", "bfloat16", 128),
     ("prefill", "bfloat16", 128),
     ("split", "bfloat16", 128),
+    ("cascade", "bfloat16", 128),
+    ("rest", "bfloat16", 128),
     ("decode-int8", "bfloat16", 128),
     ("decode-fp8", "bfloat16", 128),
     ("store", "bfloat16", 128),
@@ -70,7 +72,9 @@ def compile_variant(target: str, kind: str, dtype: str, width: int) -> dict[str,
         made.append(kernel.warmup(*arguments, grid=grid, **constants))
 
     _call(kind, getattr(torch, dtype), width, target, launch)
-    return {"target": target, "kind": kind, "dtype": dtype, "width": width} | _read(made[0], target)
+    # A cascade is two launches: the shared prefixes, and each sequence's rest.
+    number = 1 if kind == "rest" else 0
+    return {"target": target, "kind": kind, "dtype": dtype, "width": width} | _read(made[number], target)
 
 
 def _call(kind: str, dtype: torch.dtype, width: int, target: str, launch: Any) -> None:
@@ -93,8 +97,17 @@ def _call(kind: str, dtype: torch.dtype, width: int, target: str, launch: Any) -
             torch.ones(2, 8, dtype=torch.int32), torch.tensor([0, queries, 2 * queries]), torch.tensor([100, 90]), 16
         )
         q = torch.zeros(2 * queries, 32, width, dtype=dtype)
-        attend = triton_decode.paged_decode if kind == "split" else triton_attention.paged_attention
+        if kind in ("cascade", "rest"):
+            batch = batch.with_prefixes([0, 1], [0, 2], [5])
+        attend = _LAUNCHERS.get(kind, triton_attention.paged_attention)
         attend(q, *caches, batch, scale=0.1, target=target, launch=launch, **scales)
+
+
+_LAUNCHERS: dict[str, Any] = {
+    "split": triton_decode.paged_decode,
+    "cascade": triton_cascade.cascade_decode,
+    "rest": triton_cascade.cascade_decode,
+}
 
 
 def _read(compiled: Any, target: str) -> dict[str, Any]:
@@ -140,7 +153,7 @@ def _sass(compiled: Any) -> str:
 
 def _wanted(kind: str, target: str, *, everything: bool) -> bool:
     """The newest of each maker compiles all variants; the others those that differ most."""
-    return everything or target in ("sm_90", "gfx942") or kind in ("decode", "prefill", "split", "decode-fp8")
+    return everything or target in ("sm_90", "gfx942") or kind in ("decode", "prefill", "split", "cascade", "decode-fp8")
 
 
 def rows(*, everything: bool) -> Iterator[dict[str, Any]]:

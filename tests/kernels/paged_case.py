@@ -28,6 +28,7 @@ class Shape:
     window: int = 0
     softcap: float = 0.0
     has_sinks: bool = False
+    has_slopes: bool = False
     dtype: torch.dtype = torch.float32
     spare: int = 0  # elements behind the last layer in every block; 5 puts no row where a multiple of its width is
 
@@ -131,7 +132,8 @@ def make_case(shape: Shape, lengths: list[Length], *, spread: float = 1.0) -> Ca
         keys[index][:rows] = keys[index - 1][:rows]
         values[index][:rows] = values[index - 1][:rows]
     sinks = torch.randn(shape.query_heads).to(shape.dtype) if shape.has_sinks else None
-    options = {"scale": 1 / math.sqrt(shape.key_width), "window": shape.window, "softcap": shape.softcap, "sinks": sinks}
+    slopes = torch.rand(shape.query_heads) if shape.has_slopes else None
+    options = {"scale": 1 / math.sqrt(shape.key_width), "window": shape.window, "softcap": shape.softcap}
     return Case(
         shape,
         lengths,
@@ -143,5 +145,5 @@ def make_case(shape: Shape, lengths: list[Length], *, spread: float = 1.0) -> Ca
         values,
         sinks,
         num_blocks,
-        options,
+        options | {"sinks": sinks, "slopes": slopes},
     )

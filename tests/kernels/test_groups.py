@@ -20,7 +20,7 @@ from tests.kernels.paged_case import Length, Shape, make_case
 
 def geometry(*, fused: bool, window: int = 0, query_heads: int = 8, kv_heads: int = 2) -> Geometry:
     steps = RowSteps(64, 16, 1)
-    return Geometry(query_heads, kv_heads, 64, 64, steps, steps, window, fused, in_place=True, dtype=torch.float32)
+    return Geometry(query_heads, kv_heads, 64, 64, steps, steps, window, fused, False, in_place=True, dtype=torch.float32)
 
 
 def batch_of(lengths: list[tuple[int, int]], block_size: int = 16) -> AttentionBatch:

@@ -138,6 +138,27 @@ MUTANTS = [
     Mutant("the cap is not multiplied back", equals_dense(softcap=0.7), (("reference", CAP, CAP.rpartition(" * ")[0]),)),
     Mutant("no soft cap", equals_dense(softcap=0.7), (("reference", "if scoring.softcap:", "if not scoring.sinks is None:"),)),
     Mutant("sinks are left out", equals_dense(has_sinks=True), (("reference", "if scoring.sinks is None:", "if True:"),)),
+    Mutant(
+        "a query's own place is left out of its slopes",
+        equals_dense(has_slopes=True, has_sinks=True),
+        (("row_group", "columns.unsqueeze(1) - positions.unsqueeze(2)", "columns.unsqueeze(1) - 0 * positions.unsqueeze(2)"),),
+    ),
+    Mutant(
+        "the slopes of a chunk alone are those of its first tile",
+        equals_dense(ALONE, has_slopes=True, has_sinks=True),
+        (*SMALL_BOUNDS, ("row_group", "arange(member.query_column + start, member.query_column + end,", "arange(end - start,")),
+    ),
+    Mutant(
+        "slopes are dealt to the KV heads in turn",
+        equals_dense(has_slopes=True, grouped=3),
+        (
+            (
+                "reference",
+                "slopes.to(scores.dtype).view(kv_heads, grouped, 1, 1)",
+                "slopes.to(scores.dtype).view(grouped, kv_heads, 1, 1).transpose(0, 1)",
+            ),
+        ),
+    ),
     Mutant("the scale is left out", equals_dense(softcap=9.0), (("reference", "alpha=scoring.scale", "alpha=1.0"),)),
     Mutant(
         "values are read with the keys' steps",
@@ -165,7 +186,7 @@ MUTANTS = [
         (("row_group", "blocks * steps.block", "(blocks * steps.block).int().long()"),),
     ),
     # Where it is written.
-    Mutant("-1 is written as an index", stores(), (("reference", "if int(low) < 0:", "if low is None:"),)),
+    Mutant("-1 is written as an index", stores(), (("reference", "if int(slots.min()) < 0:", "if slots is None:"),)),
     Mutant(
         "slots follow the first one", STORED, (("reference", SPLIT, f"slots = slots[0] + slots.argsort().argsort(); {SPLIT}"),)
     ),

@@ -22,6 +22,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         softcap=draw(st.sampled_from([0.0, 0.0, 1.5])),
         spare=draw(st.sampled_from([0, 5])),
         has_sinks=draw(st.sampled_from([False, False, True])),
+        has_slopes=draw(st.sampled_from([False, False, True])),
     )
 
 

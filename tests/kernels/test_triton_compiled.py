@@ -60,7 +60,7 @@ def _gates(row: dict[str, Any]) -> dict[str, bool]:
         return {"refused": "fp8e4nv not supported" in row.get("refused", "")}
     if "refused" in row:
         return {"compiles": False}
-    attends = row["kind"].startswith(("decode", "prefill", "split"))
+    attends = row["kind"].startswith(("decode", "prefill", "split", "cascade", "rest"))
     is_amd = row["target"].startswith("gfx")
     gates = {
         "spills": row["vgpr_spill_count" if is_amd else "spills"] == 0,
@@ -69,7 +69,7 @@ def _gates(row: dict[str, Any]) -> dict[str, bool]:
     }
     if attends:
         gates["products"] = bool(row["products"])
-    if row["kind"] == "split" and not is_amd:
+    if row["kind"] in ("split", "rest") and not is_amd:
         gates["atomics"] = any("gpu" in one and "acq_rel" in one for one in row["atomics"])
     if attends and not is_amd:
         gates["buffers"] = len(row["buffers"]) >= 2 and min(row["buffers"]) >= 2

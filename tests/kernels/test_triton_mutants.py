@@ -75,33 +75,33 @@ MUTANTS = [
     Mutant(
         "the next position is seen",
         attends(CHUNK, unseen=0.0),
-        ("triton_attention", SEES, SEES.replace("position", "1 + position")),
+        ("triton_tiles", SEES, SEES.replace("position", "1 + position")),
     ),
-    Mutant("the own position is hidden", attends(CHUNK), ("triton_attention", SEES, SEES.replace("<=", "<"))),
+    Mutant("the own position is hidden", attends(CHUNK), ("triton_tiles", SEES, SEES.replace("<=", "<"))),
     Mutant(
         "a window is one longer",
         attends(CHUNK, unseen=0.0, window=4),
-        ("triton_attention", "(at[None, :] > position[:, None] - window)", "(at[None, :] >= position[:, None] - window)"),
+        ("triton_tiles", "(at[None, :] > position[:, None] - window)", "(at[None, :] >= position[:, None] - window)"),
     ),
     Mutant(
         "rows behind the last one are loaded",
         attends(LONE),
-        ("triton_attention", "is_column = (at < end) &", "is_column = (at < end + 9) &"),
+        ("triton_tiles", "is_column = (at >= lowest) & (at < end)", "is_column = (at >= lowest) & (at < end + 9)"),
     ),
     Mutant(
         "rows before the window are loaded",
         attends(LONE, window=3),
-        ("triton_attention", "& (at > length - count + first - window)", ""),
+        ("triton_tiles", "is_column = (at >= lowest) & (at < end)", "is_column = at < end"),
     ),
     Mutant(
         "the pages of a tile are those of the tile before",
         attends(Length(1, 70)),
-        ("triton_attention", "later = at + TILE\n", "later = at\n"),
+        ("triton_tiles", "later = at + TILE\n", "later = at\n"),
     ),
     Mutant(
         "a tile does not correct what came before",
         attends(Length(1, 70), grouped=7),
-        ("triton_attention", "sums = sums * correction[:, None] +", "sums = sums +"),
+        ("triton_tiles", "sums = sums * correction[:, None] +", "sums = sums +"),
     ),
     Mutant(
         "query heads are dealt to the KV heads in turn",
@@ -114,12 +114,21 @@ MUTANTS = [
     Mutant(
         "the cap is not multiplied back",
         attends(LONE, softcap=0.7),
-        ("triton_attention", "scores = softcap * (1.0 - 2.0", "scores = 1.0 * (1.0 - 2.0"),
+        ("triton_tiles", "scores = softcap * (1.0 - 2.0", "scores = 1.0 * (1.0 - 2.0"),
     ),
     Mutant(
         "values are read with the keys' strides",
         attends(LONE, key_width=48),
-        ("triton_attention", "v_rows = page * v_block + kv_head * v_head + slot * v_slot", "v_rows = k_rows"),
+        ("triton_tiles", "v_rows = page * v_block + slot * v_slot", "v_rows = k_rows"),
+    ),
+    Mutant(
+        "slopes begin at the first position",
+        attends(CHUNK, has_slopes=True, has_sinks=True),
+        (
+            "triton_tiles",
+            "(at[None, :] - position[:, None]).to(tl.float32)",
+            "(at[None, :] - 0 * position[:, None]).to(tl.float32)",
+        ),
     ),
     Mutant(
         "another sequence's queries are answered",
@@ -132,7 +141,11 @@ MUTANTS = [
         decodes,
         ("triton_decode", "weight = tl.exp2(top - new)", "weight = top - top + 1.0"),
     ),
-    Mutant("the last part is left out", decodes, ("triton_decode", "for other in range(used)", "for other in range(used - 1)")),
+    Mutant(
+        "the last part is left out",
+        decodes,
+        ("triton_decode", "for other in range(before + used)", "for other in range(before + used - 1)"),
+    ),
     Mutant("a slot of -1 is written", stores, ("triton_store", "if slot >= 0:", "if slot >= -1:")),
     Mutant(
         "heads past the last are written", stores, ("triton_store", "(head < heads)[:, None] &", "(head <= heads)[:, None] &")

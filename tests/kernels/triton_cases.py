@@ -20,7 +20,15 @@ FACTORS: dict[str, list[Any]] = {
     "width": [32, 64, 80, 96, 128, 256],
     "block_size": [1, 7, 16, 24, 32, 128],
     "heads": [(1, 1), (2, 1), (2, 3), (1, 4), (2, 7)],
-    "features": [{}, {"window": 5}, {"window": 20, "has_sinks": True}, {"softcap": 0.7}, {"softcap": 3.0, "has_sinks": True}],
+    "features": [
+        {},
+        {"window": 5},
+        {"window": 20, "has_sinks": True},
+        {"softcap": 0.7},
+        {"softcap": 3.0, "has_sinks": True},
+        {"has_slopes": True},
+        {"window": 9, "softcap": 2.0, "has_sinks": True, "has_slopes": True},
+    ],
 }
 LENGTHS = [Length(1, 33), Length(5, 5), Length(0, 3), Length(3, 17), Length(1, 1)]
 

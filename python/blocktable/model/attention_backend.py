@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
 from ..kernels import reference
-from ..kernels.attention_batch import AttentionBatch
 from ..kernels.launch_table import attention_launch, target_of
 from ..kernels.shapes import KernelInputError
 from . import cpu_attention
@@ -32,6 +31,8 @@ class AttentionBackend:
     name: str
     store_kv: Callable[..., None]
     paged_attention: Callable[..., Tensor]
+    shared_positions: int = 0
+    """Steps of single queries are told which of them share a prefix of so many positions or more; 0: never."""
 
 
 REFERENCE = AttentionBackend("reference", reference.store_kv, reference.paged_attention)
@@ -79,14 +80,7 @@ def _objection(name: str, device: torch.device, geometry: KVGeometry) -> str | N
 
 def _triton() -> AttentionBackend:
     """Loaded when it is chosen: the other backends need no Triton."""
-    from ..kernels import triton_attention, triton_decode, triton_store
+    from . import gpu_attention
 
-    scratch = triton_decode.DecodeScratch()
-
-    def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, **options: Any) -> Tensor:
-        """Single queries over parts of their contexts; mixtures and prompts by the one kernel for all."""
-        if batch.has_chunks:
-            return triton_attention.paged_attention(q, k_cache, v_cache, batch, **options)
-        return triton_decode.paged_decode(q, k_cache, v_cache, batch, scratch=scratch, **options)
-
-    return AttentionBackend("triton", triton_store.store_kv, attend)
+    kernels = gpu_attention.GpuKernels()
+    return AttentionBackend("triton", kernels.store_kv, kernels.paged_attention, gpu_attention.SHARED_POSITIONS)

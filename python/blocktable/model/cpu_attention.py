@@ -1,7 +1,8 @@
 """The kernels of the CPU: the core's SIMD attention and store, with the signatures of their twins in `kernels/reference.py`.
 
 Before: a layer's new queries, keys and values on a CPU. After: the output projection. Always: keys and values are read where
-they lie in the pool; the threads are those of torch's own pool. What these kernels do not know (float64) goes to the twin.
+they lie in the pool; the threads are those of torch's own pool. What these kernels do not know (float64, ALiBi) goes to the
+twin.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 from .. import _core
 from ..kernels import reference
 from ..kernels.attention_batch import AttentionBatch
+from ..kernels.input_checks import check_options
 from ..kernels.shapes import KernelInputError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,12 +45,14 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
     instructions: str | None = None,
 ) -> Tensor:
     """As `reference.paged_attention`; `instructions` names one of `_core.cpu_instructions()`, None = the fastest."""
-    if q.dtype not in DTYPES:
-        return reference.paged_attention(q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
-    reference.check_options(batch, k_cache.shape[2] if k_cache.dim() == 4 else 0, scale, window, softcap)
+    if q.dtype not in DTYPES or slopes is not None:
+        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "slopes": slopes}
+        return reference.paged_attention(q, k_cache, v_cache, batch, **options)
+    check_options(batch, k_cache.shape[2] if k_cache.dim() == 4 else 0, scale, window, softcap)
     q = _with_whole_rows(q)
     out = q.new_empty(*q.shape[:-1], v_cache.shape[-1])
     tensors = [_lend(tensor) for tensor in (q, k_cache, v_cache, out, *batch.integers())]

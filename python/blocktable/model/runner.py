@@ -71,11 +71,19 @@ class ModelRunner:
         columns = -(-int(plan.seq_lens.max()) // block_size)
         starts, lens = torch.from_numpy(plan.query_starts.copy()), self._moved(plan.seq_lens.copy())  # starts: read on the CPU
         steps = []
-        for tables, slots in zip(plan.block_tables, plan.slot_mapping, strict=True):
+        for group, (tables, slots) in enumerate(zip(plan.block_tables, plan.slot_mapping, strict=True)):
             rows = self._moved(tables[:, :columns].take(plan.seq_slots, axis=0))  # [S, columns]
             batch = AttentionBatch.build(rows, starts, lens, block_size, self._scratch)
-            steps.append(GroupStep(batch, self._moved(slots.copy())))
+            steps.append(GroupStep(self._with_prefixes(batch, plan, group), self._moved(slots.copy())))
         return PagedForward([steps[group] for group in self._groups], self._memory.layers, self._backend)
+
+    def _with_prefixes(self, batch: AttentionBatch, plan: Plan, group: int) -> AttentionBatch:
+        """With what sequences share, for kernels that read it once."""
+        if not self._backend.shared_positions or batch.has_chunks:
+            return batch
+        min_blocks = -(-self._backend.shared_positions // self._memory.block_size)
+        members, starts, blocks = (array.tolist() for array in plan.prefix_groups(group=group, min_blocks=min_blocks))
+        return batch.with_prefixes(members, starts, blocks) if blocks else batch
 
     def _moved(self, array: NDArray[Any]) -> Tensor:
         """A tensor over `array`, which must be ours (a plan's memory is written again), on the model's device."""

@@ -36,6 +36,7 @@ pub mod pins;
 pub mod plan;
 pub mod policy;
 pub mod prefix_cache;
+pub mod prefix_groups;
 pub mod prefix_index;
 pub mod prompt;
 pub mod queue_rules;

@@ -172,6 +172,12 @@ mutants! {
     MapKeepsLastTenant = "map_keeps_last_tenant",
     /// A map of the pool shows a parked block as free.
     MapShowsParkedFree = "map_shows_parked_free",
+    /// Groups of a shared prefix take the block that a member writes.
+    PrefixTooLong = "prefix_too_long",
+    /// A shared prefix is looked for among those only who share most.
+    PrefixDeepestOnly = "prefix_deepest_only",
+    /// Who was taken back since the plan is in a group.
+    PrefixOfStale = "prefix_of_stale",
     /// Who would hold more than its quota only until what it shares is confirmed is ended for want of memory.
     PendingOverQuotaEnds = "pending_over_quota_ends",
     /// Submit does not ask for the tenant's quota.

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blocktable_core::Config;
+use blocktable_core::ids::StepId;
 use blocktable_core::plan::{Layout, Sizes};
 use bytemuck::NoUninit;
 use pyo3::prelude::*;
@@ -11,6 +12,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PySlice, PyTuple};
 
 use crate::buffer::{Arena, Memory};
+use crate::scheduler::Scheduler;
+use crate::tokens::count;
 
 /// The two memories of one of the two sets of arrays, and a numpy view of each array at its full size.
 pub struct ArraySet {
@@ -81,6 +84,8 @@ impl ArraySet {
 /// What one step runs. Views; valid until the step's commit or failure.
 #[pyclass(frozen, module = "blocktable._core")]
 pub struct Plan {
+    /// Who made it.
+    pub scheduler: Py<Scheduler>,
     pub set: Arc<ArraySet>,
     pub sizes: Sizes,
 }
@@ -168,6 +173,18 @@ impl Plan {
     #[getter]
     fn admitted<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(py, &self.set.views.admitted, self.sizes.admitted)
+    }
+    #[pyo3(signature = (*, group=None, min_blocks=None), text_signature = "($self, *, group=0, min_blocks=1)")]
+    fn prefix_groups<'py>(
+        &self,
+        py: Python<'py>,
+        group: Option<&Bound<'_, PyAny>>,
+        min_blocks: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+        let group = group.map_or(Ok(0), |given| count("group", given))? as usize;
+        let min_blocks = min_blocks.map_or(Ok(1), |given| count("min_blocks", given))? as usize;
+        let found = self.scheduler.get().prefix_groups(py, StepId(self.sizes.step), group, min_blocks)?;
+        Ok((array(py, found.members, "int32")?, array(py, found.starts, "int32")?, array(py, found.blocks, "int32")?))
     }
 }
 

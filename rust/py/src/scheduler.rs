@@ -7,6 +7,7 @@ use blocktable_core as core;
 use blocktable_core::ids::{RequestId, StepId};
 use blocktable_core::miss::Miss;
 use blocktable_core::plan::PlanMemory;
+use blocktable_core::prefix_groups::PrefixGroups;
 use blocktable_core::prompt::Prompt;
 use blocktable_core::rank::Asked;
 use blocktable_core::request::Limits;
@@ -221,14 +222,15 @@ impl Scheduler {
         self.door.held(py, |state| state.core.propose(&rows, &offsets, &tokens))
     }
 
-    fn plan(&self, py: Python<'_>, now_us: &Bound<'_, PyAny>) -> PyResult<Plan> {
+    fn plan(slf: &Bound<'_, Self>, now_us: &Bound<'_, PyAny>) -> PyResult<Plan> {
         let now_us = number("now_us", now_us)?;
-        let (set, sizes) = self.door.held(py, |state| {
-            let set = &self.sets[(state.core.steps() % 2) as usize];
+        let this = slf.get();
+        let (set, sizes) = this.door.held(slf.py(), |state| {
+            let set = &this.sets[(state.core.steps() % 2) as usize];
             let sizes = plan_into(&mut state.core, set, now_us)?;
             Ok((Arc::clone(set), sizes))
         })?;
-        Ok(Plan { set, sizes })
+        Ok(Plan { scheduler: slf.clone().unbind(), set, sizes })
     }
 
     fn commit(
@@ -535,6 +537,17 @@ impl Scheduler {
 }
 
 impl Scheduler {
+    /// The groups of sequences that share a prefix in step `step`.
+    pub fn prefix_groups(
+        &self,
+        py: Python<'_>,
+        step: StepId,
+        group: usize,
+        min_blocks: usize,
+    ) -> PyResult<PrefixGroups> {
+        self.door.held(py, |state| state.core.prefix_groups(step, group, min_blocks))
+    }
+
     /// A prompt with its keys. A long one is hashed with the interpreter released.
     fn hashed(&self, py: Python<'_>, tokens: Vec<u32>, said: Said<'_, '_>) -> PyResult<Prompt> {
         let identity = said.identity()?;

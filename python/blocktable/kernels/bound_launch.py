@@ -1,0 +1,1 @@
+../../../kernels/bound_launch.py

@@ -1,0 +1,1 @@
+../../../kernels/input_checks.py

@@ -1,0 +1,1 @@
+../../../kernels/shared_prefixes.py
