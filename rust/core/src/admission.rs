@@ -174,6 +174,19 @@ impl Scheduler {
         self.most_rows(request.prompt_len, &request.limits).max(request.num_tokens())
     }
 
+    /// Blocks that the request at `seat`, which has its tables, is promised beside what these name in sight of its next row.
+    pub(crate) fn need_of(&self, seat: usize) -> u32 {
+        let request = self.request(seat);
+        self.need_from(seat, request.computed, request.table.len())
+    }
+
+    /// The same if its next row were `position` and its tables had `len` entries.
+    fn need_from(&self, seat: usize, position: usize, len: usize) -> u32 {
+        let request = self.request(seat);
+        let own = self.groups.need(position, len, self.rows_to_promise(seat));
+        own as u32 + self.need_of_siblings(request.prompt_len, &request.limits, request.siblings) as u32
+    }
+
     /// Blocks that must stay free beside those of the request at `seat`, if it is admitted: for those that run, and itself, to grow.
     fn reserve(&self, seat: usize) -> u32 {
         if self.running.is_empty() || self.into_room == Some(seat) || mutant::is_on(Mutant::NothingReserved) {
@@ -194,10 +207,8 @@ impl Scheduler {
         }
         for at in 0..self.running.len() {
             let seat = self.running[at];
-            let wanted = self.rows_to_promise(seat);
-            let request = self.request(seat);
-            let need = self.groups.need(request.computed, request.table.len(), wanted) as u32;
-            let missing = need.saturating_sub(request.promised);
+            self.give_back_surplus(seat);
+            let missing = self.need_of(seat).saturating_sub(self.request(seat).promised);
             let more = missing.min(self.pool.num_free().saturating_sub(self.promised));
             self.owes |= more < missing;
             self.request_mut(seat).promised += more;
@@ -281,7 +292,7 @@ impl Scheduler {
             start = first.max(hits) * size.tokens();
         }
         let rows = part.map_or(0, |part| part.rows);
-        let rest = self.groups.need(hits * size.tokens() + rows, hits, self.rows_to_promise(seat)) as u32;
+        let rest = self.need_from(seat, hits * size.tokens() + rows, hits) + self.hit_and_leaving(seat);
         let will_hold = rest + self.hit.blocks().count() as u32;
         if will_hold > self.room_of_tenant(&self.asks[seat]) && !mutant::is_on(Mutant::QuotaExceeded) {
             return part.is_none().then_some(Admission::OverQuota);

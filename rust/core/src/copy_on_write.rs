@@ -58,7 +58,27 @@ impl Scheduler {
             self.copied = true;
         }
         self.request_mut(seat).asks_to_write = false;
+        // Who shared it with this one alone has no copy to make any more.
+        self.owes = true;
         Some(index)
+    }
+
+    /// With `no_evict`: what the request at `seat` was promised, and does not need, is free for others.
+    pub(crate) fn give_back_surplus(&mut self, seat: usize) {
+        if !self.config.queue.no_evict {
+            return;
+        }
+        let due = self.need_of(seat) + self.copies_due(seat) + self.shared_and_leaving(seat);
+        self.keep_promise(seat, due);
+        self.recount(seat);
+    }
+
+    /// The request at `seat` keeps of its promise `most` blocks.
+    pub(crate) fn keep_promise(&mut self, seat: usize, most: u32) {
+        let request = self.request_mut(seat);
+        let rest = request.promised.saturating_sub(most);
+        request.promised -= rest;
+        self.promised -= rest;
     }
 
     /// Of `needed` blocks not all are there, even with what was promised to others: what nobody else holds loses its name and is written
@@ -126,7 +146,7 @@ impl Scheduler {
     }
 
     /// The partial last block of a request in each group; none if its rows end with a block.
-    fn tail(&self, seat: usize) -> impl Iterator<Item = BlockId> + '_ {
+    pub(crate) fn tail(&self, seat: usize) -> impl Iterator<Item = BlockId> + '_ {
         let request = self.request(seat);
         let index = self.block_size.full_blocks(request.next());
         let is_partial = self.block_size.offset(request.next()) > 0;

@@ -52,7 +52,7 @@ impl Scheduler {
             let bound = format!("must be above {}, the outputs that it starts with", request.num_outputs());
             return Err(Error::InvalidInput { field: "max_tokens", value: i128::from(limits.max_tokens), bound });
         }
-        self.check_fits(request.prompt_len, &limits)?;
+        self.check_fits(request.prompt_len, &limits, 0)?;
         self.may_have_row()?;
         let promise = self.promise_of_fork(seat, &limits)?;
         let (rows, size) = (self.confirmed(seat), self.block_size);
@@ -71,6 +71,14 @@ impl Scheduler {
         let Branch { id, row, promise, limits, submitted_us } = branch;
         let (rows, size) = (self.confirmed(seat), self.block_size);
         let max_model_len = self.config.max_model_len as usize;
+        let mut own = promise;
+        if let Some(last) = self.last_writer(seat, rows) {
+            let copies = own.min(self.groups.tail_blocks(rows) as u32);
+            own -= copies;
+            self.promised += copies;
+            self.request_mut(last).promised += copies;
+            self.recount(last);
+        }
         let parent = self.seats[seat].as_mut().expect("a seat in use");
         parent.settle();
         let mut child = parent.child(id, limits, submitted_us, max_model_len);
@@ -99,8 +107,8 @@ impl Scheduler {
         self.make_room(seat_of_child);
         let at = self.rank_in_running(seat_of_child);
         self.running.insert(at, seat_of_child);
-        self.request_mut(seat_of_child).promised = promise;
-        self.promised += promise;
+        self.request_mut(seat_of_child).promised = own;
+        self.promised += own;
         self.open_account(seat_of_child, expected);
         self.untold.push((seat_of_child, id));
         self.counters.forks += 1;
@@ -165,23 +173,19 @@ impl Scheduler {
         }
         self.go_back(seat, rows);
         self.note(seat, Reason::Truncated { tokens: saturated(num_tokens as u64) });
-        let wanted = self.rows_to_promise(seat);
-        let request = self.seats[seat].as_mut().expect("a seat in use");
-        let need = self.groups.need(request.computed, request.table.len(), wanted) as u32;
-        let spare = request.promised.saturating_sub(need);
-        request.promised -= spare;
-        self.promised -= spare;
-        if self.request(seat).place != Place::Waiting {
-            self.recount(seat);
-        }
         if self.request(seat).place == Place::Waiting {
             self.follow_anew(seat);
+        } else if self.config.queue.no_evict {
+            self.give_back_surplus(seat);
+        } else {
+            self.keep_promise(seat, self.need_of(seat));
+            self.recount(seat);
         }
         Ok(())
     }
 
-    /// Blocks that a child of the request at `seat` is promised at its fork: none, but with `no_evict` all that it may need, and one to
-    /// copy to.
+    /// Blocks that a child of the request at `seat` is promised at its fork: none, but with `no_evict` all that it may need, those to
+    /// copy its tail to among them.
     pub(crate) fn promise_of_fork(&self, seat: usize, limits: &Limits) -> Result<u32> {
         let request = self.request(seat);
         let (rows, len) = (self.confirmed(seat), self.block_size.blocks_for(self.confirmed(seat)));
@@ -189,13 +193,27 @@ impl Scheduler {
         let held = (len * self.groups.len()) as u32;
         let mut promise = 0;
         if self.config.queue.no_evict {
-            promise = self.groups.need(rows, len, self.most_rows(request.prompt_len, limits)) as u32 + 1;
+            promise = self.groups.need_behind(rows, self.most_rows(request.prompt_len, limits));
         }
+        let promise = promise as u32;
         let free = self.pool.num_free().saturating_sub(self.promised).min(room.saturating_sub(held));
         if promise > free || held > room {
             return Err(Error::OutOfBlocks { needed: promise.max(held), free: free.min(room) });
         }
         Ok(promise)
+    }
+
+    /// With `no_evict`: of those that share the block of row `rows` of the request at `seat`, which is begun, the one that was not promised
+    /// blocks to copy it to. There is one at most: the last to write needs none, and a child writes after all others.
+    fn last_writer(&self, seat: usize, rows: usize) -> Option<usize> {
+        let copies = self.groups.tail_blocks(rows) as u32;
+        if !self.config.queue.no_evict || copies == 0 {
+            return None;
+        }
+        let shared = self.request(seat).table.blocks()[self.block_size.full_blocks(rows)];
+        let writes_there = |&other: &usize| self.tail(other).next() == Some(shared);
+        let has_copies = |&other: &usize| self.request(other).promised >= self.need_of(other) + copies;
+        self.running.iter().copied().filter(writes_there).find(|other| !has_copies(other))
     }
 
     /// Rows of a request that no step in flight can take back.

@@ -4,6 +4,8 @@
 //! block of every other group. There is one rule, [`GroupSpec::first_visible`]. Keeping, looking up, sizing, and the reader's mask all
 //! ask it, so they cannot disagree (I48 to I51 of the catalogue of faults).
 
+use std::ops::Range;
+
 use crate::block_size::BlockSize;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -96,6 +98,26 @@ impl Groups {
     pub fn first_hit(&self, group: usize, blocks: usize, rows: usize) -> usize {
         let first = self.specs[group].first_block(blocks * self.size.tokens() + rows, self.size);
         first + usize::from(mutant::is_on(Mutant::ShortWindowHit) && first < blocks)
+    }
+
+    /// The full blocks before row `position` that its query sees in group `group` and that of the last of `rows` rows does not: they leave
+    /// in between. Who shares them gets nothing for those that it lets go before others.
+    pub fn leaving(&self, group: usize, position: usize, rows: usize) -> Range<usize> {
+        let first = |position| self.specs[group].first_block(position, self.size);
+        let end = self.size.full_blocks(position).min(first(rows.saturating_sub(1)));
+        first(position)..end.max(first(position))
+    }
+
+    /// The need of a second sequence over the first `position` rows of another one until it has `rows`: beside its growth, a copy of the block
+    /// that is begun, and what stands in for that which it may let go before the other one.
+    pub fn need_behind(&self, position: usize, rows: usize) -> usize {
+        let leaving: usize = (0..self.specs.len()).map(|group| self.leaving(group, position, rows).len()).sum();
+        self.need(position, self.size.blocks_for(position), rows) + self.tail_blocks(position) + leaving
+    }
+
+    /// Blocks, one a group, into which the last of `rows` rows are copied by all that share them but one; none if they end with a block.
+    pub fn tail_blocks(&self, rows: usize) -> usize {
+        if self.size.offset(rows) > 0 { self.specs.len() } else { 0 }
     }
 
     /// The need of a request (I16): blocks that it must be able to take, in all groups together, beside those that its tables name in

@@ -40,6 +40,14 @@ mutants! {
     SiblingsOfOtherRow = "siblings_of_other_row",
     /// A request of several sequences is admitted with a row for one.
     RowForOneOnly = "row_for_one_only",
+    /// What a sequence lets go before any plan told of it is told beside its whole table.
+    UntoldToldTwice = "untold_told_twice",
+    /// A request of several sequences is promised the blocks of the first alone.
+    SiblingsUnpromised = "siblings_unpromised",
+    /// Who finds no block ends, although those that are free are kept for a waiting request.
+    RoomEndsHighest = "room_ends_highest",
+    /// Rows without a token count as wasted in a plan that runs nothing.
+    RowsOfNoStepWasted = "rows_of_no_step_wasted",
     /// A block is published with the rows of a draft that was wrong.
     RejectedDraftPublished = "rejected_draft_published",
     /// One row of the drafts that were wrong counts as computed.

@@ -285,7 +285,7 @@ impl Draft {
     /// Copies the lists to their places; returns how much of each place is filled.
     pub(crate) fn write(&self, step: u64, layout: &Layout, staging: &mut [i64]) -> Sizes {
         fn put<T: Copy>(to: &mut [T], place: &Range<usize>, from: &[T]) {
-            to[place.start..place.start + from.len()].copy_from_slice(from);
+            to[place.clone()][..from.len()].copy_from_slice(from);
         }
         put(staging, &layout.slot_mapping, &self.slots[..self.tokens]);
         let room = layout.slot_mapping.len() / (self.other_slots.len() + 1);

@@ -76,7 +76,10 @@ impl Scheduler {
         self.drain.end(now_us, self.waiting.len() > 0);
         self.clear_up();
         self.steps += 1;
-        self.take_off();
+        if !self.take_off() && !mutant::is_on(Mutant::RowsOfNoStepWasted) {
+            // Nobody waits for rows in a step that there is not.
+            self.counters.wasted_rows_sum = wasted_before;
+        }
         let room = self.layout.ended.len() / 2;
         let told = self.ended.len().min(room);
         self.draft.ended.extend(self.ended.drain(..told));
@@ -350,7 +353,7 @@ impl Scheduler {
                 }
                 Growth::NoVictim { .. }
                     if at == 0
-                        && self.made_room_for.is_none()
+                        && (self.made_room_for.is_none() || mutant::is_on(Mutant::RoomEndsHighest))
                         && self.flight.oldest().is_none()
                         && (self.running.len() == 1 || !self.config.queue.no_evict)
                         && !mutant::leaves_lone_requests() =>
@@ -441,11 +444,11 @@ impl Scheduler {
         Err(Error::Stalled(Box::new(self.stall_of(seat))))
     }
 
-    /// The plan is made: it is in flight if there is anything to run.
-    fn take_off(&mut self) {
+    /// The plan is made: it is in flight if there is anything to run; whether there is.
+    fn take_off(&mut self) -> bool {
         let flight = self.flight.of_mut(self.steps);
         if flight.entries.is_empty() {
-            return;
+            return false;
         }
         flight.samples = self.draft.num_samples();
         self.count_idle_sharers();
@@ -454,5 +457,6 @@ impl Scheduler {
         self.counters.scheduled_tokens += self.draft.num_tokens() as u64;
         self.counters.taken_rows_sum += held * u64::from(self.config.block_size);
         self.counters.peak_blocks = self.counters.peak_blocks.max(held);
+        true
     }
 }

@@ -151,17 +151,17 @@ impl Scheduler {
 
     /// Notes for the plan that the tables of a running request changed from entry `first` on.
     pub(crate) fn note_change(&mut self, seat: usize, first: usize) {
-        if self.is_untold(seat) {
-            return;
-        }
         for group in 0..self.groups.len() {
             let first = first + usize::from(mutant::is_on(Mutant::DirtyMissing));
             self.note_entries(seat, group, first..usize::MAX);
         }
     }
 
-    /// Notes for the plan that these entries of a table of a running request changed.
+    /// Notes for the plan that these entries of a table of a running request changed. Of one that is not told yet the plan will tell all.
     pub(crate) fn note_entries(&mut self, seat: usize, group: usize, entries: Range<usize>) {
+        if self.is_untold(seat) && !mutant::is_on(Mutant::UntoldToldTwice) {
+            return;
+        }
         let request = self.seats[seat].as_ref().expect("a seat in use");
         let Place::Running(row) = request.place else { unreachable!("only running requests have a row") };
         let blocks = request.table_of(group).blocks();

@@ -20,7 +20,7 @@ impl Scheduler {
         let hard = self.tenants.rules(asked.tenant).hard_blocks;
         let least = (prompt.len() + limits.min_tokens.max(1) as usize - 1).min(self.config.max_model_len as usize - 1);
         let rows = if self.config.queue.no_evict { self.most_rows(prompt.len(), limits) } else { least };
-        let needed = self.blocks_of(rows);
+        let needed = self.blocks_of(rows) + self.need_of_siblings(prompt.len(), limits, asked.siblings);
         if needed > u64::from(hard) && !mutant::is_on(Mutant::QuotaNotAsked) {
             return Err(Error::NeverFits { needed, usable: u64::from(hard) });
         }

@@ -233,9 +233,9 @@ impl Scheduler {
         now_us: u64,
     ) -> Result<RequestId> {
         if let Err(error) = self
-            .check(&prompt.tokens, &limits)
+            .check_siblings(asked.siblings)
+            .and_then(|()| self.check(&prompt.tokens, &limits, asked.siblings))
             .and_then(|()| self.check_asked(&asked, now_us))
-            .and_then(|()| self.check_siblings(asked.siblings))
             .and_then(|()| self.check_tenant(&prompt.tokens, &limits, &asked))
             .and_then(|()| self.check_queue(prompt.tokens.len(), asked.tenant))
         {
@@ -455,6 +455,8 @@ impl Scheduler {
         let planned_in = request.planned_in;
         let when = self.when_free(planned_in, all.blocks());
         self.pool.release(all, when);
+        // Who shared its tail with this one may have a copy less to make.
+        self.owes = true;
         self.close_account(seat);
     }
 
@@ -542,7 +544,7 @@ impl Scheduler {
         true
     }
 
-    fn check(&self, prompt: &[TokenId], limits: &Limits) -> Result<()> {
+    fn check(&self, prompt: &[TokenId], limits: &Limits, siblings: u32) -> Result<()> {
         let invalid =
             |field, value: usize, bound: String| Err(Error::InvalidInput { field, value: value as i128, bound });
         let vocab = self.config.vocab_size;
@@ -560,8 +562,7 @@ impl Scheduler {
             return invalid("token_ids", id as usize, format!("must be 0..={} for this vocabulary", vocab - 1));
         }
         self.check_limits(limits)?;
-        self.check_fits(prompt.len(), limits)?;
-        Ok(())
+        self.check_fits(prompt.len(), limits, siblings)
     }
 
     fn check_asked(&self, asked: &Asked<'_>, now_us: u64) -> Result<()> {
@@ -625,13 +626,14 @@ impl Scheduler {
     }
 
     /// Refuses what cannot fit even alone: the rows of the prompt and of the outputs that must be made. The newest output has no row.
-    pub(crate) fn check_fits(&self, prompt_len: usize, limits: &Limits) -> Result<()> {
+    /// With `no_evict` all sequences must fit at once.
+    pub(crate) fn check_fits(&self, prompt_len: usize, limits: &Limits, siblings: u32) -> Result<()> {
         let must_make = limits.min_tokens.max(1) as usize;
         let mut rows = (prompt_len + must_make - 1).min(self.config.max_model_len as usize - 1);
         if self.config.queue.no_evict {
             rows = self.most_rows(prompt_len, limits);
         }
-        let needed = self.groups.need(0, 0, rows) as u64;
+        let needed = self.groups.need(0, 0, rows) as u64 + self.need_of_siblings(prompt_len, limits, siblings);
         let usable =
             self.pool.usable() - if mutant::is_on(Mutant::WatermarkUsable) { 0 } else { self.config.queue.watermark };
         let usable = u64::from(usable) + u64::from(mutant::is_on(Mutant::NullUsable));

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::fork::Branch;
 use crate::ids::RequestId;
 use crate::mutant::{self, Mutant};
-use crate::request::End;
+use crate::request::{End, Limits};
 use crate::scheduler::Scheduler;
 use crate::speculation::Given;
 
@@ -25,6 +25,14 @@ impl Scheduler {
         let bound =
             format!("must be 1..={rows}, the sequences that run at once (max_num_seqs, max_num_batched_tokens)");
         Err(Error::InvalidInput { field: "n", value: i128::from(siblings) + 1, bound })
+    }
+
+    /// With `no_evict`: what `siblings` sequences beside the first need when the prompt is computed.
+    pub(crate) fn need_of_siblings(&self, prompt_len: usize, limits: &Limits, siblings: u32) -> u64 {
+        if siblings == 0 || !self.config.queue.no_evict || mutant::is_on(Mutant::SiblingsUnpromised) {
+            return 0;
+        }
+        u64::from(siblings) * self.groups.need_behind(prompt_len, self.most_rows(prompt_len, limits)) as u64
     }
 
     /// The request at `seat` is the first of several sequences.
@@ -111,6 +119,7 @@ impl Scheduler {
         committed.accepted += given.len();
         let first = self.request(seat).id;
         let rows = std::mem::take(&mut self.request_mut(seat).spare_rows);
+        self.hand_on_promise(seat);
         self.request_mut(seat).siblings = 0;
         for (number, row) in (1..).zip(rows) {
             let token = given.token(number).expect("all are given");
@@ -131,6 +140,14 @@ impl Scheduler {
         }
         let token = given.token(0).expect("all are given");
         self.accept(seat, token, now_us, committed);
+    }
+
+    /// What the first sequence was promised for the others is free for them, who are promised theirs in the same call.
+    fn hand_on_promise(&mut self, seat: usize) {
+        let request = self.request(seat);
+        let theirs = self.need_of_siblings(request.prompt_len, &request.limits, request.siblings) as u32;
+        self.keep_promise(seat, request.promised.saturating_sub(theirs));
+        self.recount(seat);
     }
 
     /// The sequence at `seat`, which no plan has told of, waits for the blocks that its tenant may not hold now.

@@ -57,12 +57,35 @@ impl Scheduler {
 
     /// Promises a request the blocks that it just freed, if it needs them.
     fn promise_again(&mut self, seat: usize, freed: u32) {
-        let wanted = self.rows_to_promise(seat);
-        let request = self.seats[seat].as_mut().expect("a seat in use");
-        let need = self.groups.need(request.computed, request.table.len(), wanted) as u32;
+        let need = self.need_of(seat);
+        let request = self.request_mut(seat);
         let more = freed.min(need.saturating_sub(request.promised));
         request.promised += more;
+        self.owes |= request.promised < need;
         self.promised += more;
+    }
+
+    /// Blocks that leave the sight of the running request at `seat` before its end and that others hold as well.
+    pub(crate) fn shared_and_leaving(&self, seat: usize) -> u32 {
+        let (request, rows) = (self.request(seat), self.rows_to_promise(seat));
+        let in_group = |(group, table): (usize, &BlockTable)| {
+            let leaving = &table.blocks()[self.groups.leaving(group, request.computed, rows)];
+            leaving.iter().filter(|&&block| self.pool.holders(block) > 1).count()
+        };
+        request.tables().enumerate().map(in_group).sum::<usize>() as u32
+    }
+
+    /// With `no_evict`: the same of the hit of the waiting request at `seat`, which is about to share it.
+    pub(crate) fn hit_and_leaving(&self, seat: usize) -> u32 {
+        if !self.config.queue.no_evict {
+            return 0;
+        }
+        let (position, rows) = (self.hit.len() * self.block_size.tokens(), self.rows_to_promise(seat));
+        let in_group = |group: usize| {
+            let leaving = &self.hit.table(group)[self.groups.leaving(group, position, rows)];
+            leaving.iter().filter(|&&block| !self.pool.is_free(block)).count()
+        };
+        (0..self.groups.len()).map(in_group).sum::<usize>() as u32
     }
 
     /// The longest length up to `blocks` at which the tables of a request name all that its next query sees: that, or none.

@@ -1,4 +1,7 @@
 //! Counters since the start, and gauges. Plain numbers, written where the thing happens, read as one snapshot.
+//!
+//! Ends, preemptions and first tokens are counted by sequence, and the sequences of a request beside its first one among `forks`: so
+//! `submitted + forks` is the sum of `finished`, `aborted`, `queue_expired` and those that live, and no end counts twice.
 
 /// Counters since the start. Tokens are counted in tokens, memory in blocks or rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

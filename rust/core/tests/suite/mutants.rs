@@ -69,12 +69,16 @@ macro_rules! rows {
 
 rows! {
     leases_end_together: LeasesEndTogether, ["A2"], a_request_leaves_two_steps_in_flight;
+    rows_of_no_step_wasted: RowsOfNoStepWasted, ["wasted"], a_plan_runs_nothing_while_the_last_token_is_on_its_way;
     wasted_token_shown: WastedTokenShown, ["ends"], a_stop_comes_while_the_next_step_runs;
     key_before_token: KeyBeforeToken, ["A7"], a_block_fills_up_in_a_step_that_was_planned_ahead;
     fail_leaves_next: FailLeavesNext, ["exact"], a_step_fails_under_the_next_one;
     siblings_outlive: SiblingsOutlive, ["books"], sibling_checks::a_request_is_ended_as_one;
     spare_rows_lost: SpareRowsLost, ["A6"], sibling_checks::a_request_is_ended_as_one;
     siblings_of_other_row: SiblingsOfOtherRow, ["samples"], sibling_checks::the_prompt_is_computed_once_and_shared;
+    untold_told_twice: UntoldToldTwice, ["panic"], sibling_checks::others_begin_behind_a_window;
+    siblings_unpromised: SiblingsUnpromised, ["submit"], sibling_checks::without_eviction_every_sequence_has_its_blocks;
+    room_ends_highest: RoomEndsHighest, ["capacity"], limits_of_the_queue::who_goes_first_waits_while_room_is_kept;
     row_for_one_only: RowForOneOnly, ["siblings"], sibling_checks::a_row_is_kept_for_each;
     rejected_draft_published: RejectedDraftPublished, ["A7"], draft_checks::only_what_was_right_is_found_again;
     rollback_keeps_one: RollbackKeepsOne, ["A7"], draft_checks::every_drafter_brings_the_same_text;
@@ -129,7 +133,7 @@ rows! {
     quota_exceeded: QuotaExceeded, ["A2"], limits_of_the_queue::a_tenant_never_holds_more_than_its_hard_quota;
     soft_quota_ignored: SoftQuotaIgnored, ["yield"], limits_of_the_queue::a_tenant_above_its_soft_quota_yields;
     only_requests_limited: OnlyRequestsLimited, ["submit"], limits_of_the_queue::a_queue_is_full_by_tokens_and_blocks_too;
-    promise_only_known: PromiseOnlyKnown, ["all at once"], limits_of_the_queue::without_eviction_nobody_waits_for_another;
+    promise_only_known: PromiseOnlyKnown, ["no_evict"], limits_of_the_queue::without_eviction_nobody_waits_for_another;
     evict_anyway: EvictAnyway, ["no_evict", "fork"], limits_of_the_queue::without_eviction_a_fork_that_went_back_waits;
     nothing_reserved: NothingReserved, ["thrash"], limits_of_the_queue::what_grows_is_left_room;
     class_ignored: ClassIgnored, ["victim"], limits_of_the_queue::the_lowest_class_is_preempted_first;
@@ -328,6 +332,7 @@ fn random_schedules_alone_find_most_faults() {
         "lookahead_not_awaited",
         "stop_inside_run_missed",
         "sharer_looks_once",
+        "pending_over_quota_ends",
     ];
     let tables = [
         "fork_misses_last",
@@ -766,6 +771,14 @@ fn a_stop_comes_while_the_next_step_runs() -> Checked {
     world.drain()
 }
 
+/// The second output is the last.
+fn a_plan_runs_nothing_while_the_last_token_is_on_its_way() -> Checked {
+    let (mut world, _) = two_steps_in_flight(up_to(2))?;
+    world.commit(0)?;
+    ensure(!world.plan()?, "overlap", || "there is something to run".to_owned())?;
+    world.drain()
+}
+
 fn a_block_fills_up_in_a_step_that_was_planned_ahead() -> Checked {
     let (mut world, _) = two_steps_in_flight(up_to(20))?;
     world.drain()
@@ -787,8 +800,13 @@ fn random_overlap_scripts_find_the_faults_of_overlap() {
 }
 
 /// Faults that need two steps in flight.
-const OVERLAP: [Mutant; 4] =
-    [Mutant::LeasesEndTogether, Mutant::WastedTokenShown, Mutant::KeyBeforeToken, Mutant::FailLeavesNext];
+const OVERLAP: [Mutant; 5] = [
+    Mutant::RowsOfNoStepWasted,
+    Mutant::LeasesEndTogether,
+    Mutant::WastedTokenShown,
+    Mutant::KeyBeforeToken,
+    Mutant::FailLeavesNext,
+];
 
 /// Four requests that grow outgrow the pool; the fifth waits.
 fn memory_runs_short() -> Checked {

@@ -45,6 +45,7 @@ limits! {
     what_grows_is_left_room
     the_lowest_class_is_preempted_first
     only_a_higher_class_displaces
+    who_goes_first_waits_while_room_is_kept
 }
 
 /// Two tenants on four rows, requests of 12 steps: one sends two in every step, far more than can be served, the other one in 20 steps.

@@ -13,7 +13,7 @@ mod pinning;
 mod plan;
 mod plan_check;
 mod reasons;
-mod siblings;
+pub mod siblings;
 mod step;
 mod turns;
 mod weights;
@@ -433,7 +433,9 @@ impl Driver {
             reasons.push("min_tokens");
         }
         let rules = self.rules_of(asked.tenant);
-        if self.need(rows) > (config.num_blocks - 1 - queue.watermark).min(rules.hard_blocks) as usize {
+        let siblings = if queue.no_evict { asked.siblings as usize } else { 0 };
+        let need = self.need(rows) + siblings * self.need_behind(prompt.len(), rows);
+        if need > (config.num_blocks - 1 - queue.watermark).min(rules.hard_blocks) as usize {
             reasons.push("never fits");
         }
         if self.is_queue_full(prompt.len(), asked.tenant) {
@@ -442,17 +444,40 @@ impl Driver {
         reasons
     }
 
-    /// Blocks that a request of `rows` rows holds at once at most, by trying every place where a step may start.
+    /// Blocks that a request of `rows` rows holds at once at most.
     fn need(&self, rows: usize) -> usize {
-        let (size, chunk) = (self.block_size(), self.config().max_chunk());
+        let all = rows.div_ceil(self.block_size());
+        self.config().groups.iter().map(|&group| all.min(self.most_held(group))).sum()
+    }
+
+    /// Blocks that a second sequence behind `prompt` rows needs of its own to have `rows`, one for its part of the tail included.
+    fn need_behind(&self, prompt: usize, rows: usize) -> usize {
+        let size = self.block_size();
+        let (shared, all) = (prompt.div_ceil(size), rows.div_ceil(size));
         let in_group = |&group: &GroupSpec| {
-            let all = rows.div_ceil(size);
-            let Some(window) = group.window else { return all };
-            let far = window as usize + size;
-            let held = |first: usize| (first + chunk).div_ceil(size) - first_seen(group, first) / size;
-            all.min((far..far + size).map(held).max().expect("a block has rows"))
+            let last = (first_seen(group, prompt) / size).saturating_add(self.most_held(group));
+            // What it sees first and not at last it may let go before the other one does.
+            let (first, end) = (first_seen(group, prompt) / size, first_seen(group, rows.max(1) - 1) / size);
+            let leaving = end.min(prompt / size).saturating_sub(first);
+            all.min(last).saturating_sub(shared) + usize::from(!prompt.is_multiple_of(size)) + leaving
         };
         self.config().groups.iter().map(in_group).sum()
+    }
+
+    /// Blocks of a group that a sequence holds at once at most, however long it is, by trying every place where a step may start.
+    fn most_held(&self, group: GroupSpec) -> usize {
+        let (size, chunk) = (self.block_size(), self.config().max_chunk());
+        let Some(window) = group.window else { return usize::MAX };
+        let far = window as usize + size;
+        let held = |first: usize| (first + chunk).div_ceil(size) - first_seen(group, first) / size;
+        (far..far + size).map(held).max().expect("a block has rows")
+    }
+
+    /// Whether every running request has been promised all that it may need: nobody went back, and no quota stands between.
+    pub(super) fn promises_all(&self) -> bool {
+        let has_quota = self.config().queue.tenants.iter().any(|(_, rules)| rules.hard_blocks < u32::MAX);
+        let went_back = self.seen.put_back + self.seen.lost_copies + self.seen.truncated + self.seen.pinned;
+        self.config().queue.no_evict && !has_quota && went_back == 0
     }
 
     /// The lines of the block tables that belong to a row, one for each group: where each begins.

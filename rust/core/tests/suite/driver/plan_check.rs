@@ -14,14 +14,16 @@ pub struct Before {
     pub(super) running: BTreeSet<u64>,
     /// For each that waits, the published blocks that serve its chain: group by group, as many as a hit may cover.
     published: BTreeMap<u64, Vec<Vec<Option<BlockId>>>>,
+    /// Whether somebody's time is over.
+    is_overdue: bool,
 }
 
 impl Before {
-    pub fn look(driver: &mut Driver) -> Self {
+    pub fn look(driver: &mut Driver, is_overdue: bool) -> Self {
         let running = driver.live().filter(|client| client.is_running()).map(|client| client.id).collect();
         let waiting: Vec<u64> = driver.live().filter(|client| client.is_waiting()).map(|client| client.id).collect();
         let published = waiting.into_iter().map(|id| (id, driver.published_chain(id))).collect();
-        Before { running, published }
+        Before { running, published, is_overdue }
     }
 }
 
@@ -34,7 +36,7 @@ impl Driver {
         self.check_order_of_admission(plan)?;
         self.check_waits(plan)?;
         self.check_chunks(plan, before)?;
-        self.check_progress(plan)
+        self.check_progress(plan, before.is_overdue)
     }
 
     /// Published blocks that hold the tokens of a request, as many as a hit may cover, in each group.
@@ -313,6 +315,7 @@ impl Driver {
             let Some(seq) = plan.seq_slots.iter().position(|&row| client.row == Some(row)) else {
                 let needs_block = client.may_copy || client.computed >= client.granted.next_multiple_of(size);
                 ensure(rest > 1 || needs_block, "decode", || format!("request {id} decodes and gets no token"))?;
+                ensure(rest > 1 || !self.promises_all(), "no_evict", || format!("request {id} waits for a block"))?;
                 skipped += 1;
                 continue;
             };
@@ -329,8 +332,9 @@ impl Driver {
     }
 
     /// With live requests a plan runs something, frees something, or ends something.
-    fn check_progress(&self, plan: &Plan) -> Checked {
-        let ended = plan.ended.iter().any(|&(_, code)| code == blocktable_core::request::End::Capacity as i64);
+    fn check_progress(&self, plan: &Plan, is_overdue: bool) -> Checked {
+        let ended =
+            is_overdue || plan.ended.iter().any(|&(_, code)| code == blocktable_core::request::End::Capacity as i64);
         let moves = !plan.is_empty() || !plan.preempted.is_empty() || ended || self.live().next().is_none();
         ensure(moves, "progress", || "requests live, and the plan does nothing".to_owned())
     }

@@ -9,7 +9,7 @@ use super::{Client, Driver};
 use crate::broken::{Checked, broken, ensure};
 
 /// What sets the choices of a sequence apart that is not the first of its request.
-pub(super) fn salt_of(id: u64) -> u64 {
+pub fn salt_of(id: u64) -> u64 {
     id.wrapping_mul(0x5851_F42D_4C95_7F2D)
 }
 
@@ -59,9 +59,10 @@ impl Driver {
             let Some(client) = self.clients.get_mut(&id).filter(|client| client.is_live()) else { continue };
             let told = self.scheduler.explain(RequestId(id));
             if told.or_else(|error| broken("books", error.to_string()))?.place == Whereabouts::Waiting {
-                (client.is_untold, client.queued) = (false, client.tokens.len());
+                (client.is_untold, client.is_mixed, client.queued) = (false, false, client.tokens.len());
                 let tenant = client.asked.tenant;
-                let may_wait = self.config().queue.no_evict || self.rules_of(tenant).hard_blocks < u32::MAX;
+                let has_quota = self.rules_of(tenant).hard_blocks < u32::MAX;
+                let may_wait = has_quota || (self.config().queue.no_evict && !self.promises_all());
                 ensure(may_wait, "siblings", || format!("sequence {id} waits, and there was a row for it"))?;
             }
         }

@@ -64,8 +64,8 @@ impl Driver {
             return self.must_refuse_plan(&expected).map(|()| true);
         }
         let now_us = self.tick();
-        self.end_overdue();
-        let before = Before::look(self);
+        let overdue = self.end_overdue();
+        let before = Before::look(self, overdue > 0);
         let lasting = self.num_lasting();
         let which = (self.scheduler.steps() % 2) as usize;
         let (staging, tables) = &mut self.memories[which];

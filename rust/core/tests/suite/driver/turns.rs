@@ -64,14 +64,15 @@ impl Driver {
         }
     }
 
-    /// Before a plan: whose time is over ends with it.
-    pub(super) fn end_overdue(&mut self) {
+    /// Before a plan: whose time is over ends with it; how many.
+    pub(super) fn end_overdue(&mut self) -> usize {
         let now_us = self.now_us;
         let overdue = |client: &&Client| {
             let turn = client.asked.turn;
             turn.deadline_us <= now_us || (client.cached.is_none() && turn.queue_deadline_us <= now_us)
         };
         let ids: Vec<u64> = self.live().filter(overdue).map(|client| client.id).collect();
+        let count = ids.len();
         for id in ids {
             let client = &self.clients[&id];
             let was_refused = client.cached.is_none() && client.asked.turn.queue_deadline_us <= now_us;
@@ -79,6 +80,7 @@ impl Driver {
             self.seen.queue_deadlines += usize::from(was_refused);
             self.mark_ended(id, if was_refused { End::Refused } else { End::Expired } as i64);
         }
+        count
     }
 }
 

@@ -172,15 +172,17 @@ pub fn without_eviction_nobody_waits_for_another() -> Checked {
     ensure(skipped == 0, "all at once", || format!("{skipped} times somebody had to wait for a block"))
 }
 
-/// The fork's parent goes back behind what both share: it lacks a block then, and no other gives one up for it.
+/// The fork's parent goes back behind what both share, further than its promise reaches: it lacks a block then, and no other gives
+/// one up for it.
 pub fn without_eviction_a_fork_that_went_back_waits() -> Checked {
-    let mut driver = Driver::new(rows(8, 4, QueueRules { no_evict: true, ..QueueRules::default() }));
-    let parent = ask(&mut driver, prompt(1, 10), 3, Asked::default())?;
-    ask(&mut driver, prompt(2, 3), 8, Asked::default())?;
-    driver.run_step()?;
-    let child = driver.fork(parent, Limits { max_tokens: 3, ..Limits::default() })?;
+    let mut driver = Driver::new(rows(9, 4, QueueRules { no_evict: true, ..QueueRules::default() }));
+    let parent = ask(&mut driver, prompt(1, 2), 12, Asked::default())?;
+    for _ in 0..9 {
+        driver.run_step()?;
+    }
+    let child = driver.fork(parent, Limits { max_tokens: 20, ..Limits::default() })?;
     ensure(child.is_some(), "fork", || "there is room for the child".to_owned())?;
-    driver.truncate(parent, 9)?;
+    driver.truncate(parent, 3)?;
     driver.drain()?;
     ensure(driver.seen.skipped > 0, "fork", || "the parent did not have to wait".to_owned())
 }
@@ -209,6 +211,28 @@ pub fn the_lowest_class_is_preempted_first() -> Checked {
     driver.drain()?;
     let first = driver.plans.iter().flat_map(|plan| plan.preempted.clone()).next();
     ensure(first == Some(low), "victim", || format!("{first:?} was preempted first, not {low}; {middle} is cheaper"))
+}
+
+/// Six blocks of 5 rows. For the third request the first is preempted, as it is cheaper than the second, which then fills its promise
+/// and the budget of the step. In the next step it needs a block, and all that are free are kept for the third: it waits.
+pub fn who_goes_first_waits_while_room_is_kept() -> Checked {
+    let queue = QueueRules { policy: PolicyKind::Priority, preempt_for_waiting: true, ..QueueRules::default() };
+    let sizes = Config { block_size: 5, max_num_batched_tokens: 8, ..rows(7, 3, queue) };
+    let mut driver = Driver::new(sizes);
+    let of = |priority| Asked { turn: Turn { priority, ..Turn::default() }, ..Asked::default() };
+    let cheap = ask(&mut driver, prompt(1, 1), 6, of(1))?;
+    let first = ask(&mut driver, prompt(2, 15), 4, of(1))?;
+    driver.run_step()?;
+    let high = ask(&mut driver, prompt(3, 15), 1, of(0))?;
+    driver.run_step()?;
+    let (preempted, is_waiting) = (driver.clients[&cheap].preemptions, driver.clients[&high].is_waiting());
+    ensure(preempted == 1 && is_waiting, "room", || format!("{preempted} preemptions, it waits: {is_waiting}"))?;
+    driver.run_step()?;
+    let (skipped, started) = (driver.seen.skipped, driver.clients[&high].cached.is_some());
+    ensure(skipped == 1 && started, "room", || format!("{skipped} wait, the room is used: {started}"))?;
+    driver.drain()?;
+    let outputs = driver.clients[&first].outputs().len();
+    ensure(outputs == 4, "room", || format!("it ends with {outputs} outputs"))
 }
 
 /// A waiting request of a higher class takes the place of a lower one, an equal one waits.

@@ -13,12 +13,14 @@ use blocktable_core::error::Error;
 use blocktable_core::ids::{RequestId, StepId};
 use blocktable_core::plan::PlanMemory;
 use blocktable_core::prefix_index::KeyState;
+use blocktable_core::rank::Asked;
 use blocktable_core::request::{End, Limits};
 use blocktable_core::scheduler::Scheduler;
 
 use crate::broken::{Checked, audited, broken, ensure};
 use crate::driver::Plan;
 use crate::driver::oracle::{ColdAnswer, KvMemory, first_seen, mix, token_of};
+use crate::driver::siblings::salt_of;
 
 /// A request as its caller knows it.
 #[derive(Clone, Debug)]
@@ -29,6 +31,10 @@ pub struct Client {
     salt: u64,
     answer: ColdAnswer,
     pub ended: Option<i64>,
+    /// Sequences beside it that begin with its first output.
+    siblings: u32,
+    /// The first sequence of its request, if that has several.
+    family: Option<u64>,
     /// Its row, as plans told it.
     row: Option<i32>,
 }
@@ -52,6 +58,11 @@ pub struct Seen {
     pub withheld: u64,
     pub drafted: u64,
     pub right_drafts: u64,
+    /// Sequences beside the first of their request, and those of them that began while a later step was in flight.
+    pub siblings: u64,
+    pub born_under_next: u64,
+    /// Requests of several sequences that were ended as one.
+    pub families_left: u64,
 }
 
 /// The scheduler, its device, and its caller's books.
@@ -96,13 +107,21 @@ impl World {
 
     /// Queues a request; none if it is refused.
     pub fn submit(&mut self, tokens: Vec<u32>, limits: Limits) -> Checked<Option<u64>> {
+        self.submit_several(tokens, limits, 0)
+    }
+
+    /// The same for one of several sequences: the first, and `siblings` beside it.
+    pub fn submit_several(&mut self, tokens: Vec<u32>, limits: Limits, siblings: u32) -> Checked<Option<u64>> {
         let prompt = self.scheduler.prompt(tokens.clone(), Identity::of(Domain::Deployment)).expect("a plain prompt");
-        let result = self.scheduler.submit(prompt, limits.clone(), 0);
+        let asked = Asked { siblings, ..Asked::default() };
+        let result = self.scheduler.submit_as(prompt, limits.clone(), asked, 0);
         self.settle()?;
-        let Ok(id) = result else { return Ok(None) };
+        let Ok(RequestId(id)) = result else { return Ok(None) };
         let (answer, prompt_len) = (self.answer(&tokens, tokens.len(), 0, &limits), tokens.len());
-        self.clients.insert(id.0, Client { tokens, prompt_len, limits, salt: 0, answer, ended: None, row: None });
-        Ok(Some(id.0))
+        let family = (siblings > 0).then_some(id);
+        let client = Client { tokens, prompt_len, limits, salt: 0, answer, ended: None, siblings, family, row: None };
+        self.clients.insert(id, client);
+        Ok(Some(id))
     }
 
     /// Steps in flight.
@@ -116,6 +135,7 @@ impl World {
         let oldest = self.steps.front().map(|step| step.plan.step);
         let is_refused = oldest.is_some_and(|oldest| self.scheduler.steps() + 1 - oldest >= depth);
         let which = (self.scheduler.steps() % 2) as usize;
+        let wasted = self.scheduler.counters().wasted_rows_sum;
         let (staging, tables) = &mut self.memories[which];
         let result = self.scheduler.plan(0, PlanMemory { staging, tables });
         if is_refused {
@@ -150,6 +170,8 @@ impl World {
         let wrong = plan.token_sources.iter().find(is_wrong);
         ensure(wrong.is_none(), "sources", || format!("a token comes from sample {wrong:?} of {most}"))?;
         let runs = !plan.is_empty();
+        let is_counted = runs || self.scheduler.counters().wasted_rows_sum == wasted;
+        ensure(is_counted, "wasted", || "rows are wasted in a plan that runs nothing".to_owned())?;
         if runs {
             self.steps.push_back(Step { plan, tables: self.memories[which].1.clone() });
         }
@@ -174,11 +196,13 @@ impl World {
         let result = self.scheduler.commit(StepId(plan.step), &tokens, &starts, 0, &mut committed);
         result.or_else(|error| broken("commit", error.to_string()))?;
         let mut ended = Vec::new();
-        for (sample, &id) in plan.sample_requests.iter().enumerate() {
-            let is_dropped = committed.dropped.contains(&(sample as i32));
-            if !given[sample] || is_dropped {
+        let is_lost = |sample: usize| !given[sample] || committed.dropped.contains(&(sample as i32));
+        for sample in self.in_order_of_birth(&plan.sample_requests) {
+            let id = plan.sample_requests[sample];
+            if is_lost(sample) {
                 continue;
             }
+            self.be_born(id as u64)?;
             let client = self.clients.get_mut(&(id as u64)).expect("a known request");
             let (at, token) = (client.tokens.len() - client.prompt_len, answers[sample]);
             let wanted = client.answer.outputs.get(at).copied();
@@ -203,6 +227,37 @@ impl World {
         ensure(*told == ended, "ends", || format!("the commit ended {told:?}, the rules say {ended:?}"))?;
         self.answers = answers;
         self.settle()
+    }
+
+    /// The samples of a plan in the order in which their tokens count: those that begin a sequence before that of the first of its request.
+    fn in_order_of_birth(&self, owners: &[i64]) -> Vec<usize> {
+        let mut samples: Vec<usize> = (0..owners.len()).collect();
+        let mut at = 0;
+        while at < owners.len() {
+            let born = owners[at + 1..].iter().take_while(|id| !self.clients.contains_key(&(**id as u64))).count();
+            samples[at..=at + born].rotate_left(1);
+            at += 1 + born;
+        }
+        samples
+    }
+
+    /// The sequence begins with the token that has come for it, if it is not there yet.
+    fn be_born(&mut self, id: u64) -> Checked {
+        if self.clients.contains_key(&id) {
+            return Ok(());
+        }
+        let (&first, parent) = self.clients.range_mut(..id).next_back().expect("those before it are there");
+        let first = parent.family.unwrap_or(first);
+        let parent = self.clients.get_mut(&first).expect("the first sequence");
+        let is_due = parent.ended.is_none() && id <= first + u64::from(parent.siblings);
+        ensure(is_due, "siblings", || format!("sequence {id} begins, and request {first} has no such one"))?;
+        let parent = parent.clone();
+        let salt = salt_of(id);
+        let answer = self.answer(&parent.tokens, parent.prompt_len, salt, &parent.limits);
+        self.clients.insert(id, Client { salt, answer, siblings: 0, row: None, ..parent });
+        self.seen.siblings += 1;
+        self.seen.born_under_next += u64::from(!self.steps.is_empty());
+        Ok(())
     }
 
     /// The oldest step in flight fails: every other row is torn, and nobody knows its answers.
@@ -242,13 +297,23 @@ impl World {
 
     /// Ends a request from outside, as aborted or as finished.
     pub fn leave(&mut self, id: u64, is_finished: bool) -> Checked {
-        let lives = self.clients.get(&id).is_some_and(|client| client.ended.is_none());
-        let id = RequestId(id);
-        let left = if is_finished { self.scheduler.finish(id) } else { self.scheduler.abort(id) };
-        ensure(left == lives, "ends", || format!("request {} lives: {lives}, left: {left}", id.0))?;
-        if let Some(client) = self.clients.get_mut(&id.0).filter(|client| client.ended.is_none()) {
-            client.ended = Some(if is_finished { End::Stop } else { End::Aborted } as i64);
-        }
+        let is_of_it = |other: u64, client: &Client| other == id || (!is_finished && client.family == Some(id));
+        let left = if is_finished { self.scheduler.finish(RequestId(id)) } else { self.scheduler.abort(RequestId(id)) };
+        let code = if is_finished { End::Stop } else { End::Aborted } as i64;
+        let live =
+            self.clients.iter_mut().filter(|(other, client)| client.ended.is_none() && is_of_it(**other, client));
+        let count = live.map(|(_, client)| client.ended = Some(code)).count();
+        ensure(left == (count > 0), "ends", || format!("{count} sequences of request {id} live, left: {left}"))?;
+        self.seen.families_left += u64::from(count > 1);
+        self.settle()
+    }
+
+    /// Ends one sequence from outside, whichever it is.
+    pub fn end_sequence(&mut self, id: u64) -> Checked {
+        let client = self.clients.get_mut(&id).filter(|client| client.ended.is_none());
+        let lives = client.map(|client| client.ended = Some(End::Aborted as i64)).is_some();
+        let left = self.scheduler.end_sequence(RequestId(id));
+        ensure(left == lives, "ends", || format!("sequence {id} lives: {lives}, left: {left}"))?;
         self.settle()
     }
 
@@ -265,7 +330,7 @@ impl World {
         self.salts += 1;
         let (salt, prompt_len) = (self.salts, client.prompt_len);
         let answer = self.answer(&client.tokens, prompt_len, salt, &limits);
-        let child = Client { tokens: client.tokens, prompt_len, limits, salt, answer, ended: None, row: None };
+        let child = Client { prompt_len, limits, salt, answer, siblings: 0, row: None, ..client };
         self.clients.insert(id.0, child);
         self.seen.forked += 1;
         Ok(Some(id.0))
@@ -342,7 +407,7 @@ impl World {
                 let line = (number * rows + plan.seq_slots[seq] as usize) * columns;
                 self.kv.hash_through(&step.tables[line..], first_seen(group, position), position)
             };
-            let salt = self.clients[&(*id as u64)].salt;
+            let salt = self.clients.get(&(*id as u64)).map_or_else(|| salt_of(*id as u64), |client| client.salt);
             token_of(mix(config.groups.iter().enumerate().map(hash)) ^ salt, config.vocab_size)
         };
         Ok(plan.sample_rows.iter().zip(&plan.sample_requests).map(sample).collect())

@@ -28,6 +28,8 @@ pub enum Call {
         max_tokens: u32,
         stop_at: Option<usize>,
         times: usize,
+        /// Sequences beside the first.
+        siblings: u32,
     },
     Plan,
     Commit {
@@ -91,21 +93,18 @@ fn configs() -> impl Strategy<Value = Config> {
         pin_budget: 0,
         domain_shares: Vec::new(),
         enable_partial_hits: partial,
-        queue: QueueRules { policy, max_pass: 2, ..QueueRules::default() },
+        queue: QueueRules { policy, max_pass: 2, no_evict: len % 7 == 6, ..QueueRules::default() },
     })
 }
 
 fn calls() -> impl Strategy<Value = Call> {
     let lens = (0..20_usize, prop_oneof![2 => 0..3_usize, 1 => 0..12_usize]);
-    let ends = (1..14_u32, proptest::option::weighted(0.4, 0..8_usize), prop_oneof![2 => Just(1), 1 => 2..=3_usize]);
-    let submit = (0..2_u32, lens, ends).prop_map(|(family, (len, own), (max_tokens, stop_at, times))| Call::Submit {
-        family,
-        len,
-        own,
-        max_tokens,
-        stop_at,
-        times,
-    });
+    let times = (prop_oneof![2 => Just(1), 1 => 2..=3_usize], prop_oneof![3 => Just(0), 1 => 1..=3_u32]);
+    let ends = (1..14_u32, proptest::option::weighted(0.4, 0..8_usize));
+    let submit =
+        (0..2_u32, lens, ends, times).prop_map(|(family, (len, own), (max_tokens, stop_at), (times, siblings))| {
+            Call::Submit { family, len, own, max_tokens, stop_at, times, siblings }
+        });
     prop_oneof![
         6 => submit,
         18 => Just(Call::Plan),
@@ -139,7 +138,7 @@ impl Script {
 fn play(world: &mut World, ever: &mut Vec<u64>, call: &Call) -> Checked {
     let pick = |number: usize| ever.get(number % (ever.len() + 1)).copied().unwrap_or(1_000_000);
     match *call {
-        Call::Submit { family, len, own, max_tokens, stop_at, times } => {
+        Call::Submit { family, len, own, max_tokens, stop_at, times, siblings } => {
             let longest = world.scheduler.config().max_model_len as usize - 1;
             let mut prompt: Vec<u32> = (0..len as u32).map(|i| (7 * i + 31 * family) % VOCAB).collect();
             prompt.extend((0..own as u32).map(|i| (5 * i + 3) % VOCAB));
@@ -149,13 +148,15 @@ fn play(world: &mut World, ever: &mut Vec<u64>, call: &Call) -> Checked {
             let answer = world.answer(&prompt, prompt.len(), 0, &limits);
             limits.stop_tokens.extend(stop_at.and_then(|at| answer.outputs.get(at)));
             for _ in 0..times {
-                ever.extend(world.submit(prompt.clone(), limits.clone())?);
+                let id = world.submit_several(prompt.clone(), limits.clone(), siblings)?;
+                ever.extend(id.into_iter().flat_map(|id| id..=id + u64::from(siblings)));
             }
             Ok(())
         }
         Call::Plan => world.plan().map(drop),
         Call::Commit { withheld } => world.commit(withheld),
         Call::Fail => world.fail(),
+        Call::Leave(number, false) if number % 3 == 1 => world.end_sequence(pick(number)),
         Call::Leave(number, is_finished) => world.leave(pick(number), is_finished),
         Call::Fork(number, more) => {
             ever.extend(world.fork(pick(number), more)?);

@@ -6,8 +6,10 @@
 use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
+use blocktable_core::group::GroupSpec;
 use blocktable_core::ids::StepId;
 use blocktable_core::plan::PlanMemory;
+use blocktable_core::queue_rules::QueueRules;
 use blocktable_core::rank::Asked;
 use blocktable_core::request::{End, Limits};
 use blocktable_core::{Committed, Scheduler};
@@ -106,6 +108,46 @@ pub fn too_many_are_refused() -> Checked {
         ensure(refused && told, "siblings", || format!("{n}: {:?}", driver.last_refusal))?;
     }
     driver.drain()
+}
+
+/// Three sequences of 14 tokens in blocks of 6, of which they see 3: the plan that tells of the others gives back two of their three blocks.
+pub fn others_begin_behind_a_window() -> Checked {
+    let sizes = Config { block_size: 6, max_model_len: 17, groups: vec![GroupSpec::sliding(3)], ..config(3) };
+    let mut driver = Driver::new(Config { enable_prefix_caching: false, ..sizes });
+    accepted(submit(&mut driver, 14, 3, 3)?)?;
+    driver.run_step()?;
+    driver.run_step()?;
+    let (told, null) = (driver.plans[1].admitted.len(), driver.seen.out_of_sight);
+    ensure((told, null) == (2, 6), "siblings", || format!("{told} are told, {null} entries are null"))?;
+    driver.drain()
+}
+
+/// Ten usable blocks of 4 rows. Three sequences of 6 tokens and up to 9 outputs share one block and need 3 each beside it: that is all.
+/// Another one of two blocks waits until they are through, and none of them waits for a block.
+pub fn without_eviction_every_sequence_has_its_blocks() -> Checked {
+    for (usable, fits) in [(9, false), (10, true), (11, true)] {
+        let queue = QueueRules { no_evict: true, ..QueueRules::default() };
+        let mut driver = Driver::new(Config { num_blocks: usable + 1, queue, ..config(4) });
+        let id = submit(&mut driver, 6, 9, 3)?;
+        let told = match &driver.last_refusal {
+            Some(Error::NeverFits { needed, usable }) => Some((*needed, *usable)),
+            _ => None,
+        };
+        ensure(id.is_some() == fits && told == (!fits).then_some((10, 9)), "siblings", || {
+            format!("of {usable} blocks: {id:?}, refused with {told:?}")
+        })?;
+        let Some(id) = id else { continue };
+        let other = accepted(submit(&mut driver, 5, 3, 1)?)?;
+        driver.run_step()?;
+        let waits = driver.clients[&other].is_waiting();
+        ensure(waits && driver.live().filter(|client| client.is_running()).count() == 3, "siblings", || {
+            format!("request {other} waits: {waits}")
+        })?;
+        driver.drain()?;
+        let waited = driver.seen.skipped + (id..id + 3).filter(|id| driver.clients[id].preemptions > 0).count();
+        ensure(waited == 0, "siblings", || format!("{waited} times one of them waited for a block"))?;
+    }
+    Ok(())
 }
 
 /// Depth 2: the next plan is made before the first outputs are there; the others begin at the commit that brings them.
