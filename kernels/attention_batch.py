@@ -69,6 +69,29 @@ class AttentionBatch:
         has_chunks = any(end - start > 1 for start, end in pairwise(starts))
         return cls(block_tables, block_size, starts, lens, end_block, has_chunks, scratch or Scratch())
 
+    @classmethod
+    def unread(
+        cls, block_tables: Tensor, query_starts: Tensor, seq_lens: Tensor, block_size: int, *, end_block: int
+    ) -> AttentionBatch:
+        """Single queries over int32 tensors on a device that change from launch to launch, and are never read here.
+
+        What kernels ask on the host is the most that may be: each of the S sequences has one query and sees all of its columns,
+        of blocks below `end_block`. For the Triton kernels, which read lengths on the device. Raises `ShapeError` and
+        `KernelInputError`.
+        """
+        sizes = (
+            bind("S max_blocks", block_tables=block_tables).bind("S+1", query_starts=query_starts).bind("S", seq_lens=seq_lens)
+        )
+        tensors = {"block_tables": block_tables, "query_starts": query_starts, "seq_lens": seq_lens}
+        for name, tensor in tensors.items():
+            if tensor.dtype != torch.int32 or (tensor.numel() > 1 and tensor.stride(-1) != 1):
+                raise KernelInputError(f"{name} has dtype {tensor.dtype}: must be torch.int32, without gaps")
+        most = sizes["max_blocks"] * block_size
+        starts, lens = tuple(range(sizes["S"] + 1)), (most,) * sizes["S"]
+        batch = cls(block_tables, block_size, starts, lens, end_block, has_chunks=False, scratch=Scratch())
+        batch._integers.extend(tensors.values())
+        return batch
+
     def with_prefixes(self, members: Sequence[int], starts: Sequence[int], blocks: Sequence[int]) -> AttentionBatch:
         """The same with groups of sequences that share their first blocks, as `_core.Plan.prefix_groups` has them.
 

@@ -1,4 +1,4 @@
-"""How each Triton kernel is launched: tile sizes, warps and stages by target, dtype and class of head size.
+"""How each attention kernel is launched: tile sizes, warps and stages by target, dtype and class of head size.
 
 Before: a launcher knows where its tensors are. After: it launches with these constants. Always: nothing is tuned or asked of a
 device when this is imported; what is not in the table is refused, so no variant is compiled that no test has compiled; window,
@@ -8,7 +8,8 @@ block size, soft cap's value, grouping and head size are run-time values and mak
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from .shapes import KernelInputError
 
 HEAD_CLASSES = (32, 64, 128, 256)
 """A head size belongs to the smallest class that holds it."""
-
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942", "interpreter")
 
 
@@ -43,33 +44,50 @@ class Launch:
         }
 
 
-# Where the rows come from: starting points whose ahead-of-time builds have no spills and the loads, products and buffers that
-# tests/kernels/test_triton_compiled.py asks for. None was timed on a GPU.
+class Entry(NamedTuple):
+    """One key's launches, and where they come from. None was timed on a GPU."""
+
+    prefill: Launch
+    decode: Launch
+    source: str
+
+
+COMPILED = "starting point; builds without spills, with the loads, products and buffers that the gates ask for"
+SPILLS = "the tile of the other targets spills registers in the ahead-of-time build"
+SHARED = "the tile of the other targets needs more than 64 KiB of shared memory"
+EXACT = "products of float32 are exact and rows twice as wide: smaller tiles, two stages"
+SMALLEST = "the smallest that the language allows: the interpreter's cost is the number of operations"
+
 _HALF = {
-    # head class: (prefill, decode)
-    32: (Launch(64, 64, 4, 3), Launch(16, 64, 4, 3)),
-    64: (Launch(64, 64, 4, 3), Launch(16, 64, 4, 3)),
-    128: (Launch(64, 64, 4, 3), Launch(16, 64, 4, 3)),
-    256: (Launch(64, 32, 8, 3), Launch(16, 32, 4, 3)),
+    32: Entry(Launch(64, 64, 4, 3), Launch(16, 64, 4, 3), COMPILED),
+    64: Entry(Launch(64, 64, 4, 3), Launch(16, 64, 4, 3), COMPILED),
+    128: Entry(Launch(64, 64, 4, 3), Launch(16, 64, 4, 3), COMPILED),
+    256: Entry(Launch(64, 32, 8, 3), Launch(16, 32, 4, 3), COMPILED),
 }
-# Where a target cannot hold these: the larger tile spills registers on sm_80, and needs more than gfx942's 64 KiB.
 _HALF_OF = {
-    "sm_80": {
-        128: (Launch(64, 32, 4, 3), Launch(16, 64, 4, 3)),
-        256: (Launch(32, 32, 8, 2), Launch(16, 32, 4, 3)),
-    },
-    "gfx942": {
-        128: (Launch(64, 32, 4, 2), Launch(16, 32, 4, 2)),
-        256: (Launch(32, 16, 8, 2), Launch(16, 16, 4, 2)),
-    },
+    ("sm_80", 128): Entry(Launch(64, 32, 4, 3), Launch(16, 64, 4, 3), SPILLS),
+    ("sm_80", 256): Entry(Launch(32, 32, 8, 2), Launch(16, 32, 4, 3), SPILLS),
+    ("gfx942", 128): Entry(Launch(64, 32, 4, 2), Launch(16, 32, 4, 2), SHARED),
+    ("gfx942", 256): Entry(Launch(32, 16, 8, 2), Launch(16, 16, 4, 2), SHARED),
 }
 _FULL = {
-    32: (Launch(32, 32, 4, 2), Launch(16, 32, 4, 2)),
-    64: (Launch(32, 32, 4, 2), Launch(16, 32, 4, 2)),
-    128: (Launch(32, 32, 4, 2), Launch(16, 32, 4, 2)),
-    256: (Launch(16, 16, 4, 2), Launch(16, 16, 4, 2)),
+    32: Entry(Launch(32, 32, 4, 2), Launch(16, 32, 4, 2), EXACT),
+    64: Entry(Launch(32, 32, 4, 2), Launch(16, 32, 4, 2), EXACT),
+    128: Entry(Launch(32, 32, 4, 2), Launch(16, 32, 4, 2), EXACT),
+    256: Entry(Launch(16, 16, 4, 2), Launch(16, 16, 4, 2), EXACT),
 }
-_SMALL = {size: (Launch(16, 16, 1, 1), Launch(16, 16, 1, 1)) for size in HEAD_CLASSES}
+
+
+def _entry(target: str, dtype: torch.dtype, head_class: int) -> Entry:
+    if target == "interpreter":
+        return Entry(Launch(16, 16, 1, 1), Launch(16, 16, 1, 1), SMALLEST)
+    if dtype == torch.float32:
+        return _FULL[head_class]
+    return _HALF_OF.get((target, head_class), _HALF[head_class])
+
+
+TABLE = {key: _entry(*key) for key in product(TARGETS, DTYPES, HEAD_CLASSES)}
+"""(target, dtype, class of head size) to the launches of chunks and of single queries."""
 
 
 def attention_launch(target: str, dtype: torch.dtype, head_size: int, *, is_decode: bool) -> tuple[int, Launch]:
@@ -79,15 +97,10 @@ def attention_launch(target: str, dtype: torch.dtype, head_size: int, *, is_deco
         raise KernelInputError(f"q has Dk={head_size}: must be at most {HEAD_CLASSES[-1]} for these kernels")
     if target not in TARGETS:
         raise KernelInputError(f"target {target} is not in the launch table: must be one of {', '.join(TARGETS)}")
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise KernelInputError(f"q has dtype {dtype}: must be float32, float16 or bfloat16 for these kernels")
-    if target == "interpreter":
-        rows = _SMALL
-    elif dtype == torch.float32:
-        rows = _FULL
-    else:
-        rows = _HALF | _HALF_OF.get(target, {})
-    return head_class, rows[head_class][int(is_decode)]
+    entry = TABLE.get((target, dtype, head_class))
+    if entry is None:
+        raise KernelInputError(f"q has dtype {dtype}: must be {', '.join(map(str, DTYPES))} for these kernels")
+    return head_class, entry.decode if is_decode else entry.prefill
 
 
 def target_of(tensor: Tensor) -> str:

@@ -20,7 +20,7 @@ from .launch_table import attention_launch, target_of
 from .triton_tiles import LOG2_E, NO_WINDOW, attend_tiles
 
 
-@triton.jit(do_not_specialize=["num_seqs", "window", "block_size", "grouped"])
+@triton.jit(do_not_specialize=["num_seqs", "window", "block_size", "grouped", "table_row"])
 def _attend(
     q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, starts_ptr, lens_ptr, sink_ptr, slope_ptr, k_scale_ptr, v_scale_ptr,
     num_seqs, scale, softcap, window, block_size, grouped, key_width, value_width,
@@ -71,7 +71,7 @@ def _attend(
         lowest = tl.maximum(length - count + first - window + 1, 0)
         scales = wide_head * scale_head
         maximum, total, sums = attend_tiles(
-            q, maximum, total, sums, is_row, position, slope,
+            q, maximum, total, sums, position, slope,
             table_ptr + sequence.to(tl.int64) * table_row, k_ptr + wide_head * k_head, v_ptr + wide_head * v_head,
             k_scale_ptr + scales if HAS_SCALES else k_scale_ptr, v_scale_ptr + scales if HAS_SCALES else v_scale_ptr,
             lowest // TILE * TILE, lowest, end, scale, softcap, window, block_size, key_width, value_width,

@@ -22,7 +22,7 @@ from .triton_decode import PART, DecodeScratch, bind_decode, join_parts
 from .triton_tiles import NO_WINDOW, attend_tiles
 
 
-@triton.jit(do_not_specialize=["block_size", "grouped", "parts"])
+@triton.jit(do_not_specialize=["window", "block_size", "grouped", "parts", "table_row"])
 def _attend_prefixes(
     q_ptr, k_ptr, v_ptr, table_ptr, starts_ptr, lens_ptr, slope_ptr, member_ptr, tile_ptr, sums_ptr, weights_ptr,
     scale, softcap, window, block_size, grouped, parts, key_width, value_width,
@@ -61,7 +61,7 @@ def _attend_prefixes(
         wide_head = kv_head.to(tl.int64)
         leader = tl.load(member_ptr + first).to(tl.int64)
         maximum, total, sums = attend_tiles(
-            q, maximum, total, sums, is_row, position, slope,
+            q, maximum, total, sums, position, slope,
             table_ptr + leader * table_row, k_ptr + wide_head * k_head, v_ptr + wide_head * v_head, None, None,
             begin, begin, end, scale, softcap, window, block_size, key_width, value_width,
             k_block, k_slot, v_block, v_slot, 0,

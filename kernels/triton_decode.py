@@ -27,7 +27,7 @@ PART = 512
 """Positions of a part."""
 
 
-@triton.jit(do_not_specialize=["window", "block_size", "grouped", "parts"])
+@triton.jit(do_not_specialize=["window", "block_size", "grouped", "parts", "table_row"])
 def _decode(
     q_ptr, k_ptr, v_ptr, out_ptr, table_ptr, starts_ptr, lens_ptr, begin_ptr, sink_ptr, slope_ptr,
     sums_ptr, weights_ptr, counter_ptr,
@@ -50,7 +50,8 @@ def _decode(
         lowest = tl.load(begin_ptr + sequence)
         before = tl.cdiv(lowest, PART)
     used = tl.cdiv(length - lowest, PART)
-    if (tl.load(starts_ptr + sequence + 1) > start) & (part < used):
+    # A query that sees nothing, of a padded row, is answered with zeros by its first part.
+    if (tl.load(starts_ptr + sequence + 1) > start) & (part < tl.maximum(used, 1)):
         begin = lowest + part * PART
         end = tl.minimum(begin + PART, length)
         row = tl.arange(0, ROWS)
@@ -68,7 +69,7 @@ def _decode(
         if HAS_SLOPES:
             slope = tl.load(slope_ptr + head, mask=is_row, other=0.0).to(tl.float32)
         maximum, total, sums = attend_tiles(
-            q, maximum, total, sums, is_row, length - 1 + row * 0, slope,
+            q, maximum, total, sums, length - 1 + row * 0, slope,
             table_ptr + sequence.to(tl.int64) * table_row, k_ptr + wide_head * k_head, v_ptr + wide_head * v_head, None, None,
             begin, begin, end, scale, softcap, window, block_size, key_width, value_width,
             k_block, k_slot, v_block, v_slot, 0,
@@ -76,7 +77,7 @@ def _decode(
             CAUSAL=False, HAS_SOFTCAP=HAS_SOFTCAP, HAS_SLOPES=HAS_SLOPES, HAS_SCALES=False,
         )  # fmt: skip
         pair = sequence.to(tl.int64) * tl.num_programs(1) + kv_head
-        is_last = before + used == 1
+        is_last = before + used <= 1
         if before + used > 1:
             mine = (pair * parts + before + part) * ROWS + row
             tl.store(sums_ptr + mine[:, None] * VALUES + value_d[None, :], sums)
@@ -107,7 +108,8 @@ def _decode(
                 sink = tl.load(sink_ptr + head, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
                 total = total + tl.exp2(sink - maximum)
             out_rows = start.to(tl.int64) * out_token + head * out_head
-            answers = (sums / total[:, None]).to(out_ptr.dtype.element_ty)
+            answers = tl.where(total > 0.0, 1.0 / total, 0.0)[:, None] * sums
+            answers = answers.to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + out_rows[:, None] + value_d[None, :], answers, mask=is_row[:, None] & is_value[None, :])
 
 

@@ -18,7 +18,7 @@ NO_WINDOW = 2**30
 
 @triton.jit
 def attend_tiles(
-    q, maximum, total, sums, is_row, position, slope,
+    q, maximum, total, sums, position, slope,
     table_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr,
     begin, lowest, end, scale, softcap, window, block_size, key_width, value_width,
     k_block, k_slot, v_block, v_slot, scale_block,
@@ -58,7 +58,7 @@ def attend_tiles(
             scores = scores + slope[:, None] * (at[None, :] - position[:, None]).to(tl.float32)
         sees = is_column[None, :]
         if CAUSAL:
-            sees = sees & (at[None, :] <= position[:, None]) & (at[None, :] > position[:, None] - window) & is_row[:, None]
+            sees = sees & (at[None, :] <= position[:, None]) & (at[None, :] > position[:, None] - window)
         scores = tl.where(sees, scores * LOG2_E, float("-inf"))
         new = tl.maximum(maximum, tl.max(scores, 1))
         shift = new

@@ -169,6 +169,39 @@ def rows(*, everything: bool) -> Iterator[dict[str, Any]]:
                 yield about | {"refused": f"{type(error).__name__}: {str(error)[-300:]}"}
 
 
+STEPS = [([1], [1]), ([1], [16]), ([1, 1], [17, 300]), ([1] * 16, [160] * 16), ([1] * 33, [513] * 33), ([1] * 3, [4096] * 3)]
+"""Queries and lengths of steps that follow each other."""
+
+
+def variants(kind: str) -> dict[str, Any]:
+    """How many variants of one kernel a serving makes, whose steps differ in all that may differ from step to step."""
+    triton.runtime.driver.set_active(Driver("sm_90"))
+    made = set()
+
+    def launch(kernel: Any, grid: Any, arguments: Any, constants: Any) -> None:
+        made.add((kernel.__name__, kernel.warmup(*arguments, grid=grid, **constants).hash))
+
+    pool = torch.zeros(9, 2 * 8 * 16 * 128, dtype=torch.bfloat16)
+    caches = [pool[:, at : at + 8 * 16 * 128].view(9, 8, 16, 128) for at in (0, 8 * 16 * 128)]
+    for counts, lens in STEPS:
+        counts = [3 * count for count in counts] if kind == "prefill" else counts
+        lens = [max(seq_len, 40) for seq_len in lens] if kind in ("prefill", "cascade") else lens
+        tables = torch.ones(len(lens), -(-max(lens) // 16), dtype=torch.int32)
+        batch = AttentionBatch.build(tables, torch.tensor([0, *counts]).cumsum(0), torch.tensor(lens), 16)
+        if kind == "cascade" and len(lens) > 1:
+            batch = batch.with_prefixes(range(len(lens)), [0, len(lens)], [min(lens) // 17])
+        q = torch.zeros(sum(counts), 32, 128, dtype=torch.bfloat16)
+        attend = _LAUNCHERS.get(kind, triton_attention.paged_attention)
+        attend(q, *caches, batch, scale=0.1, target="sm_90", launch=launch)
+        rows = torch.zeros(sum(counts), 8, 128, dtype=torch.bfloat16)
+        triton_store.store_kv(rows, rows, *caches, torch.arange(sum(counts)) + 16, launch=launch)
+    return {"variants_of": kind, "made": sorted(name for name, _ in made)}
+
+
 if __name__ == "__main__":
-    for row in rows(everything="--all" in sys.argv):
-        print(json.dumps(row), flush=True)
+    if "--variants" in sys.argv:
+        for kind in ("prefill", "split", "cascade"):
+            print(json.dumps(variants(kind)), flush=True)
+    else:
+        for row in rows(everything="--all" in sys.argv):
+            print(json.dumps(row), flush=True)

@@ -3,7 +3,7 @@
 Before: `test_guard_pages.py` starts it. After: a run that touched what it should not was ended by the system. Always: each
 tensor that a kernel is launched with is moved to memory of its own, of which the first or the last byte lies at a page that
 nobody may touch; of a view that is what lies between its own first and last element. A run is a process of its own, forked off
-this one. """
+this one."""
 
 import ctypes
 import faulthandler

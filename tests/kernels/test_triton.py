@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from blocktable.kernels import AttentionBatch, KernelInputError, ShapeError, block_moves, quantised
-from blocktable.kernels.launch_table import TARGETS, attention_launch, target_of
+from blocktable.kernels.launch_table import TABLE, TARGETS, attention_launch, target_of
 from tests.conftest import SEED
 from tests.kernels import checks
 from tests.kernels.implementations import Implementation
@@ -167,13 +167,14 @@ def test_what_cannot_be_right_is_refused() -> None:
     assert not pool.any()
 
 
-def test_the_launch_table_is_whole_and_bounded() -> None:
+def test_the_launch_table_is_whole_and_bounded_and_says_where_each_row_comes_from() -> None:
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    rows = {
-        (target, dtype, size, is_decode): attention_launch(target, dtype, size, is_decode=is_decode)
-        for target, dtype, size, is_decode in product(TARGETS, dtypes, (32, 64, 128, 256), (False, True))
-    }
-    assert len(rows) <= 5 * 24
+    assert set(TABLE) == set(product(TARGETS, dtypes, (32, 64, 128, 256)))
+    assert 2 * sum(target != "interpreter" for target, *_ in TABLE) <= 100
+    for (target, dtype, size), entry in TABLE.items():
+        assert entry.source
+        assert attention_launch(target, dtype, size, is_decode=False) == (size, entry.prefill)
+        assert attention_launch(target, dtype, size - 1, is_decode=True) == (size, entry.decode)
     assert attention_launch("sm_90", torch.float16, 80, is_decode=True)[0] == 128
     assert target_of(torch.zeros(1)) == "interpreter"
 

@@ -5,12 +5,15 @@ The table is printed. With --soak every variant is compiled, otherwise those tha
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kernels.implementations import SOURCES
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.timeout(1800)
@@ -29,18 +32,22 @@ EXEMPT = {
 }
 
 
-@pytest.fixture(scope="module")
-def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def compiled(cache: Path, *options: str) -> list[dict[str, Any]]:
     """The rows of `compiled.py`, run where Triton does not interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")), "TRITON_DEFAULT_FP_FUSION": "1"}
-    command = [sys.executable, "-m", "tests.kernels.compiled"]
-    command += ["--all"] if request.config.getoption("--soak") else []
+    environment |= {"TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "1"}
+    command = [sys.executable, "-m", "tests.kernels.compiled", *options]
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The variants that differ most; with --soak all of them."""
+    return compiled(tmp_path_factory.mktemp("triton"), *(["--all"] if request.config.getoption("--soak") else []))
 
 
 def failures(table: list[dict[str, Any]]) -> list[str]:
@@ -99,3 +106,30 @@ def test_the_compiled_kernels_pass_their_gates(table: list[dict[str, Any]]) -> N
 def test_a_gate_that_is_broken_is_told(table: list[dict[str, Any]], target: str, kind: str, change: dict[str, Any]) -> None:
     (row,) = [row for row in table if row["target"] == target and row["kind"] == kind][:1]
     assert len(failures([row | change])) == 1
+
+
+ONCE = {
+    "prefill": ["_attend", "_store"],
+    "split": ["_decode", "_store"],
+    # Its first step has one sequence, and so no prefix to share.
+    "cascade": ["_attend_prefixes", "_decode", "_decode", "_store"],
+}
+
+
+def test_nothing_that_changes_from_step_to_step_makes_a_variant(tmp_path: Path) -> None:
+    """Numbers of sequences and tokens, lengths, columns of the tables: one variant of each kernel serves all steps."""
+    made = {row["variants_of"]: row["made"] for row in compiled(tmp_path, "--variants")}
+    assert made == ONCE
+
+
+def test_a_number_that_specialises_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: with the tables' width among the numbers that Triton looks at, a decode has several variants."""
+    text = (SOURCES / "triton_decode.py").read_text(encoding="utf-8")
+    assert text.count(', "table_row"]') == 1
+    package = tmp_path / "blocktable"
+    shutil.copytree(SOURCES.parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "kernels" / "triton_decode.py").write_text(text.replace(', "table_row"]', "]"), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made = {row["variants_of"]: row["made"] for row in compiled(tmp_path / "cache", "--variants")}
+    assert made["split"].count("_decode") > 1
+    assert made["prefill"] == ONCE["prefill"]

@@ -32,6 +32,10 @@ class HandmadePlan:
     copies: NDArray[np.int32]
     sample_rows: NDArray[np.int32]
 
+    def prefix_groups(self, **_options: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Nobody shares anything."""
+        return np.zeros(0, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32)
+
 
 @dataclass
 class Pages:

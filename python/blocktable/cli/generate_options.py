@@ -155,6 +155,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         help="names KV blocks; sha256_cbor and vllm_sha256 are vLLM's sha256_cbor and sha256",
     )
     group.add_argument(
+        "--cuda-graphs",
+        action=argparse.BooleanOptionalAction,
+        default=default["cuda_graphs"],
+        help="on CUDA, capture steps of single tokens as graphs",
+    )
+    group.add_argument(
         "--self-check",
         action=argparse.BooleanOptionalAction,
         default=default["self_check"],

@@ -19,6 +19,7 @@ from .. import events
 from .._core import Scheduler
 from ..errors import InvalidInputError, ModelLoadError
 from ..model.checkpoint import read_tokenizer
+from ..model.decode_graphs import graphs_of
 from ..model.kv_memory import KVMemory
 from ..model.kv_sizing import KVSizing, size_kv
 from ..model.layer_groups import group_layers
@@ -169,9 +170,10 @@ def _assemble(
     logger.info("%s: %s", loaded.name, sizing)
     config = replace(config, num_blocks=sizing.num_blocks)
     scheduler = _make_scheduler(config, loaded, [group.window for group in geometry.groups])
+    graphs = graphs_of(loaded.device) if config.cuda_graphs else None
     loop = StepLoop(
         scheduler=scheduler,
-        runner=ModelRunner(loaded, KVMemory(geometry, sizing, loaded.device), config.attention_backend),
+        runner=ModelRunner(loaded, KVMemory(geometry, sizing, loaded.device), config.attention_backend, graphs),
         sampler=Sampler(config.max_num_seqs, loaded.vocab_size),
         tokenizer=tokenizer,
         seeds=SeedSource(config.seed),

@@ -60,6 +60,8 @@ class EngineConfig:
     attention_backend: str = "auto"
     """The kernels: `cpu` (SIMD, reads the blocks in place), `triton` (GPUs), `reference` (plain torch, any device); `auto` =
     the first of them that can run the model."""
+    cuda_graphs: bool = True
+    """On CUDA, capture steps of single queries as graphs, by padded number of sequences. Not yet run on a GPU."""
     self_check: bool = True
     """Compare paged attention with the model's own when the model is loaded."""
     max_model_len: int | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from .geometry import KVGeometry
 
 
+class CascadeRule(NamedTuple):
+    """When shared prefixes are attended once for all."""
+
+    positions: int  # a shorter prefix is not looked for
+    bytes: int  # so many less must be read in a layer
+    bytes_instead_of_graph: int  # or so many, where the step would be a captured graph otherwise
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
     """One implementation of the two kernels, with the signatures of `kernels/reference.py`."""
@@ -31,8 +39,10 @@ class AttentionBackend:
     name: str
     store_kv: Callable[..., None]
     paged_attention: Callable[..., Tensor]
-    shared_positions: int = 0
-    """Steps of single queries are told which of them share a prefix of so many positions or more; 0: never."""
+    cascade: CascadeRule | None = None
+    """When single queries are told what they share; None: never."""
+    for_graph: Callable[[], AttentionBackend] | None = None
+    """The same kernels with memory of their own, for one captured graph; None: they cannot be captured."""
 
 
 REFERENCE = AttentionBackend("reference", reference.store_kv, reference.paged_attention)
@@ -83,4 +93,4 @@ def _triton() -> AttentionBackend:
     from . import gpu_attention
 
     kernels = gpu_attention.GpuKernels()
-    return AttentionBackend("triton", kernels.store_kv, kernels.paged_attention, gpu_attention.SHARED_POSITIONS)
+    return AttentionBackend("triton", kernels.store_kv, kernels.paged_attention, gpu_attention.CASCADE, _triton)
