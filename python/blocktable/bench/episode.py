@@ -75,8 +75,12 @@ class Episode:
         """Plan and commit `steps` times under both clocks."""
         plan_ns, commit_ns, wall_ns = (np.empty(steps, np.int64) for _ in range(3))
         finishes = 0
+        scheduler: Scheduler | None = None
+        plan: Plan | None = None
         for i in range(steps):
-            scheduler = self._ready()
+            last, scheduler = scheduler, self._ready()
+            if scheduler is not last:
+                last = plan = None  # the last pool's memory goes back now, which takes milliseconds, and not in a timed step
             cpu, wall = thread_time_ns(), perf_counter_ns()
             plan = scheduler.plan(self._now)
             wall_ns[i], plan_ns[i] = perf_counter_ns() - wall, thread_time_ns() - cpu
