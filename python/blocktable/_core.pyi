@@ -169,8 +169,8 @@ class Scheduler:
     wait and is the first of its class to be preempted; max_waiting, max_waiting_tokens, max_waiting_blocks.
 
     An admission leaves `watermark` blocks free while others run and, with `estimate_growth`, what those that run are expected
-    to take yet, by the outputs that were seen. `no_evict` promises the whole possible length of every sequence instead: nobody is
-    ever preempted, and only who was truncated, or lost what it shared, may wait for a block.
+    to take yet, by the outputs that were seen. `no_evict` promises the whole possible length of every sequence instead: nobody
+    is ever preempted, and only who was truncated, or lost what it shared, may wait for a block.
     With policy priority, `preempt_for_waiting` lets a waiting request displace running ones of strictly lower priority. The
     queue is limited by `max_waiting` requests, `max_waiting_tokens` and `max_waiting_blocks` (0 = no limit).
 
@@ -533,7 +533,7 @@ class Plan:
 
     @property
     def ended(self) -> NDArray[np.int64]:
-        """[E, 2] (id, end code): all that ended since the last plan. Each sequence ends by its own id, `request id + number`."""
+        """[E, 2] (id, end code): all that ended since the last plan. A sequence ends by its own id, `request id + number`."""
 
     @property
     def preempted(self) -> NDArray[np.int64]:
