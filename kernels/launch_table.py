@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 COMPILED = "starting point; builds without spills, with the loads, products and buffers that the gates ask for"
-SPILLS = "the tile of the other targets spills registers in the ahead-of-time build"
+SPILLS = "the tile, or the warps, of the other targets spill registers in the ahead-of-time build"
 SHARED = "the tile of the other targets needs more than 64 KiB of shared memory"
 EXACT = "products of float32 are exact and rows twice as wide: smaller tiles, two stages"
 SMALLEST = "the smallest that the language allows: the interpreter's cost is the number of operations"
@@ -65,7 +65,7 @@ _HALF = {
     256: Entry(Launch(64, 32, 8, 3), Launch(16, 32, 4, 3), COMPILED),
 }
 _HALF_OF = {
-    ("sm_80", 128): Entry(Launch(64, 32, 4, 3), Launch(16, 64, 4, 3), SPILLS),
+    ("sm_80", 128): Entry(Launch(64, 32, 8, 3), Launch(16, 64, 4, 3), SPILLS),
     ("sm_80", 256): Entry(Launch(32, 32, 8, 2), Launch(16, 32, 4, 3), SPILLS),
     ("gfx942", 128): Entry(Launch(64, 32, 4, 2), Launch(16, 32, 4, 2), SHARED),
     ("gfx942", 256): Entry(Launch(32, 16, 8, 2), Launch(16, 16, 4, 2), SHARED),

@@ -16,6 +16,27 @@ from .input_checks import check_compact, check_same_dtype, check_store
 from .quantised import LARGEST, check_quantised
 
 
+@triton.jit
+def write_rows(
+    rows, slot, head, d, mask, heads, to_ptr, scale_ptr, block_size, largest,
+    to_block, to_head, to_slot, scale_block, scale_head, QUANTISED: tl.constexpr, ROUNDED: tl.constexpr,
+):  # fmt: skip
+    """One token's rows [heads, width] to its slot, if need be as numbers of the cache's format and their scales."""
+    block = slot // block_size
+    offset = slot % block_size
+    if QUANTISED:
+        rows = rows.to(tl.float32)
+        top = tl.max(tl.abs(rows), 1)
+        scale = tl.where(top > 0.0, top / largest, 1.0)
+        rows = rows / scale[:, None]
+        if ROUNDED:
+            # To the nearest, the even one of two: adding 1.5 * 2^23 leaves no room for a fraction.
+            rows = (rows + 12582912.0) - 12582912.0
+        tl.store(scale_ptr + block * scale_block + head * scale_head + offset, scale, mask=head < heads)
+    to = to_ptr + block * to_block + head[:, None] * to_head + offset * to_slot + d[None, :]
+    tl.store(to, rows.to(to_ptr.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=["block_size", "heads"])
 def _store(
     from_ptr, to_ptr, scale_ptr, slots_ptr, block_size, heads, width, largest,
@@ -26,23 +47,14 @@ def _store(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     if slot >= 0:
-        block = slot // block_size
-        offset = slot % block_size
         head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
         d = tl.arange(0, WIDTH)
         mask = (head < heads)[:, None] & (d < width)[None, :]
         rows = tl.load(from_ptr + token * from_token + head[:, None] * from_head + d[None, :], mask=mask, other=0.0)
-        if QUANTISED:
-            rows = rows.to(tl.float32)
-            top = tl.max(tl.abs(rows), 1)
-            scale = tl.where(top > 0.0, top / largest, 1.0)
-            rows = rows / scale[:, None]
-            if ROUNDED:
-                # To the nearest, the even one of two: adding 1.5 * 2^23 leaves no room for a fraction.
-                rows = (rows + 12582912.0) - 12582912.0
-            tl.store(scale_ptr + block * scale_block + head * scale_head + offset, scale, mask=head < heads)
-        to = to_ptr + block * to_block + head[:, None] * to_head + offset * to_slot + d[None, :]
-        tl.store(to, rows.to(to_ptr.dtype.element_ty), mask=mask)
+        write_rows(
+            rows, slot, head, d, mask, heads, to_ptr, scale_ptr, block_size, largest,
+            to_block, to_head, to_slot, scale_block, scale_head, QUANTISED, ROUNDED,
+        )  # fmt: skip
 
 
 @torch.no_grad()

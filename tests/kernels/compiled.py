@@ -17,7 +17,15 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from blocktable.kernels import AttentionBatch, triton_attention, triton_blocks, triton_cascade, triton_decode, triton_store
+from blocktable.kernels import (
+    AttentionBatch,
+    triton_attention,
+    triton_blocks,
+    triton_cascade,
+    triton_decode,
+    triton_rope,
+    triton_store,
+)
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -35,6 +43,8 @@ VARIANTS = [
     ("decode-fp8", "bfloat16", 128),
     ("store", "bfloat16", 128),
     ("store-int8", "bfloat16", 128),
+    ("rope", "bfloat16", 128),
+    ("rope-int8", "bfloat16", 128),
     ("copy", "bfloat16", 128),
 ]
 MORE = [
@@ -91,6 +101,10 @@ def _call(kind: str, dtype: torch.dtype, width: int, target: str, launch: Any) -
         rows = torch.zeros(3, 8, width, dtype=dtype)
         store = triton_store.store_kv_quantised if quantised else triton_store.store_kv
         store(rows, rows, *caches, *scales.values(), torch.tensor([17, 18, 19]), launch=launch)
+    elif kind == "rope":
+        q, rows, angles = torch.zeros(3, 32, width, dtype=dtype), torch.zeros(3, 8, width, dtype=dtype), torch.zeros(3, width)
+        slots = torch.tensor([17, 18, 19])
+        triton_rope.rope_store_kv(q, rows, rows, angles, angles, *caches, slots, **scales, launch=launch)
     else:
         queries = 40 if kind == "prefill" else 1
         batch = AttentionBatch.build(

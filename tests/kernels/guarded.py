@@ -134,6 +134,14 @@ def store_quantised(kernels: Kernels, guard: Guard) -> None:
     kernels["triton_store"].store_kv_quantised(k, v, *caches, *scales, torch.tensor([-1, 0, 31]), launch=guard)
 
 
+def rope(kernels: Kernels, guard: Guard) -> None:
+    """Heads that no number of programs fills, of which a part is rotated."""
+    q, k, v = torch.rand(3, 5, 24), torch.rand(3, 3, 24), torch.rand(3, 3, 24)
+    caches = [torch.zeros(4, 3, 8, 24) for _ in range(2)]
+    cos, slots = torch.rand(3, 16), torch.tensor([-1, 0, 31])
+    kernels["triton_rope"].rope_store_kv(q, k, v, cos, cos, *caches, slots, launch=guard)
+
+
 def blocks(kernels: Kernels, guard: Guard) -> None:
     """Blocks that a piece does not fill: copied, gathered and scattered."""
     moves, pool = kernels["triton_blocks"], torch.rand(5, 300)
@@ -144,7 +152,7 @@ def blocks(kernels: Kernels, guard: Guard) -> None:
 
 
 RUNS: dict[str, Callable[[Kernels, Guard], None]] = {
-    run.__name__: run for run in (attention, quantised, decode, cascade, store, store_quantised, blocks)
+    run.__name__: run for run in (attention, quantised, decode, cascade, store, store_quantised, rope, blocks)
 }
 FAULTS: dict[str, tuple[str, Change]] = {
     # name: (run that must be ended, fault)
@@ -189,6 +197,8 @@ FAULTS: dict[str, tuple[str, Change]] = {
     "a slot before the first": ("store", ("triton_store", "if slot >= 0:", "if slot >= -1:")),
     "heads of a token behind the last one": ("store", ("triton_store", "(head < heads)[:, None] &", "(head >= 0)[:, None] &")),
     "a scale behind the last one": ("store_quantised", ("triton_store", "scale, mask=head < heads)", "scale)")),
+    "a slot before the first, of keys": ("rope", ("triton_rope", "if slot >= 0:", "if slot >= -1:")),
+    "angles behind the last": ("rope", ("triton_rope", "is_turned = d < rotary", "is_turned = d >= 0")),
     "numbers behind a block": ("blocks", ("triton_blocks", "mask = at < size", "mask = at >= 0")),
 }
 

@@ -3,9 +3,6 @@
 Cases cover every pair of dtype, head size, block size, grouping and feature at least once; their list is printed.
 """
 
-import os
-import subprocess
-import sys
 from itertools import product
 
 import pytest
@@ -177,16 +174,6 @@ def test_the_launch_table_is_whole_and_bounded_and_says_where_each_row_comes_fro
         assert attention_launch(target, dtype, size - 1, is_decode=True) == (size, entry.decode)
     assert attention_launch("sm_90", torch.float16, 80, is_decode=True)[0] == 128
     assert target_of(torch.zeros(1)) == "interpreter"
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(900)
-def test_the_kernels_are_right_on_a_gpu() -> None:
-    """In a process of its own: in this one Triton interprets."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-m", "tests.kernels.on_gpu"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout)
 
 
 @pytest.mark.parametrize("changes", [{}, {"window": 700, "has_sinks": True}, {"softcap": 2.0, "has_sinks": True}], ids=str)

@@ -46,8 +46,11 @@ def compiled(cache: Path, *options: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The variants that differ most; with --soak all of them."""
-    return compiled(tmp_path_factory.mktemp("triton"), *(["--all"] if request.config.getoption("--soak") else []))
+    """The variants that differ most; with --soak all of them, which `make aot` keeps."""
+    rows = compiled(tmp_path_factory.mktemp("triton"), *(["--all"] if request.config.getoption("--soak") else []))
+    if kept := os.environ.get("BLOCKTABLE_KEEP_AOT"):
+        Path(kept).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return rows
 
 
 def failures(table: list[dict[str, Any]]) -> list[str]:

@@ -9,25 +9,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtraError
 from .command import count
+from .device_clock import Clock, clock_of
 from .row import Row, check
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-SUMMARY = """Attend one query of each sequence over paged keys and values, on the CPU. Needs the extra `engine`.
+SUMMARY = """Attend one query of each sequence over paged keys and values. Needs the extra `engine`.
 
-Backends: cpu (SIMD, in place), reference (plain torch), sdpa (torch's fused attention over keys and values gathered in the same
-step, the gather included). fraction_of_read is the speed at which keys and values are read, over that of a plain sum over
-512 MiB with as many threads, measured in turn in the same run."""
+Backends: cpu (SIMD, in place), triton (the kernels of GPUs), reference (plain torch), sdpa (torch's fused attention over keys
+and values gathered in the same step, the gather included), varlen (torch's own paged attention, on GPUs, where torch has it).
+fraction_of_read is the speed at which keys and values are read, over that of a plain sum over 512 MiB with as many threads,
+measured in turn in the same run; on a GPU fraction_of_copy, over that of a plain copy."""
 
-TABLE = ("backend", "dtype", "batch", "context", "heads", "threads", "us", "gb_per_s", "read_gb_per_s", "fraction_of_read")
+TABLE = (
+    "backend", "dtype", "batch", "context", "heads", "threads", "us", "gb_per_s",
+    "read_gb_per_s", "copy_gb_per_s", "fraction_of_read", "fraction_of_copy",
+)  # fmt: skip
 
-BACKENDS = ("cpu", "reference", "sdpa")
+BACKENDS = {"cpu": ("cpu", "reference", "sdpa"), "cuda": ("triton", "varlen", "sdpa")}
+"""By kind of device."""
 HEADS = {"9/3x64": (9, 3, 64), "32/8x128": (32, 8, 128)}
 """Query heads / KV heads x width: SmolLM2-135M's, and the commonest of larger models."""
 BLOCK_SIZE = 16
@@ -39,7 +45,9 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-3}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How much, and on what."""
-    parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=list(BACKENDS), help="(all of them)")
+    known = sorted({name for names in BACKENDS.values() for name in names})
+    parser.add_argument("--backend", nargs="+", choices=known, help="(all of the device's)")
+    parser.add_argument("--device", default="cpu", choices=list(BACKENDS), help="cpu (the default), cuda")
     parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS), help="query/KV heads x width (both)")
     parser.add_argument(
         "--dtype", default="float32", choices=sorted(TOLERANCE), help="float32 (the default), bfloat16, float16"
@@ -62,13 +70,16 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    plain = torch.ones(read_bytes // 4)
+    device = torch.device(options.device)
+    clock = clock_of(device, read_bytes)
     for heads in options.heads:
-        step = _make_step(options, heads, rotated)
-        for backend in options.backend:
+        step = _make_step(options, heads, rotated, device)
+        for backend in options.backend or BACKENDS[device.type]:
             attend = _attention(backend, step)
+            if attend is None:
+                continue
             _check_answer(attend, step, options.dtype)
-            yield {"bench": "attention", **_figures(options, backend, heads, attend, step, plain)}
+            yield {"bench": "attention", **_figures(options, backend, heads, attend, step, clock)}
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class Step:
 Attend = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
-def _make_step(options: argparse.Namespace, heads: str, rotated: int) -> Step:
+def _make_step(options: argparse.Namespace, heads: str, rotated: int, device: "torch.device") -> Step:
     import torch
 
     from ..kernels import AttentionBatch
@@ -111,24 +122,69 @@ def _make_step(options: argparse.Namespace, heads: str, rotated: int) -> Step:
         chosen_by="num_blocks",
         available_bytes=None,
     )
-    memory = KVMemory(geometry, sizing, torch.device("cpu"))
+    memory = KVMemory(geometry, sizing, device)
     for block in memory.buffer:
-        block.copy_(torch.randn(block.shape))
-    tables = 1 + torch.randperm(num_blocks - 1, dtype=torch.int32).view(options.batch, blocks_each)
-    lens = torch.full((options.batch,), options.context)
+        block.copy_(torch.randn(block.shape, device=device))
+    tables = (1 + torch.randperm(num_blocks - 1, dtype=torch.int32).view(options.batch, blocks_each)).to(device)
+    lens = torch.full((options.batch,), options.context, device=device)
     batch = AttentionBatch.build(tables, torch.arange(options.batch + 1), lens, BLOCK_SIZE)
-    q = torch.randn(options.batch, query_heads, width).to(dtype)
+    q = torch.randn(options.batch, query_heads, width, device=device).to(dtype)
     return Step(q, list(memory.layers), batch, options.context)
 
 
-def _attention(backend: str, step: Step) -> Attend:
-    from ..model.attention_backend import CPU, REFERENCE
+def _attention(backend: str, step: Step) -> Attend | None:
+    """None for what this torch does not have."""
+    from ..model.attention_backend import CPU
 
     if backend == "sdpa":
         return partial(_gather_and_attend, step)
-    kernel = {"cpu": CPU, "reference": REFERENCE}[backend].paged_attention
+    if backend == "varlen":
+        return _varlen(step)
+    if backend == "reference":
+        return _reference(step)
+    if backend == "triton":
+        from ..model.gpu_attention import GpuKernels
+
+        kernel = GpuKernels().paged_attention
+    else:
+        kernel = CPU.paged_attention
     scale = step.q.shape[2] ** -0.5
     return lambda k_cache, v_cache: kernel(step.q, k_cache, v_cache, step.batch, scale=scale)
+
+
+def _reference(step: Step) -> Attend:
+    from ..model.attention_backend import REFERENCE
+
+    scale = step.q.shape[2] ** -0.5
+    return lambda k_cache, v_cache: REFERENCE.paged_attention(step.q, k_cache, v_cache, step.batch, scale=scale)
+
+
+def _varlen(step: Step) -> Attend | None:
+    """torch's paged attention, over copies in the layout that it takes, made once for each layer."""
+    import inspect
+
+    import torch
+
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    if "block_table" not in inspect.signature(varlen_attn).parameters or step.q.dtype == torch.float32:
+        return None
+    tables, starts, lens = step.batch.integers()
+    copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(k_cache: "Tensor", v_cache: "Tensor") -> "Tensor":
+        key = k_cache.data_ptr()
+        if key not in copies:
+            copies[key] = (k_cache.transpose(1, 2).contiguous(), v_cache.transpose(1, 2).contiguous())
+        found = varlen_attn(
+            step.q, *copies[key], starts, None, 1, step.context,
+            enable_gqa=True, seqused_k=lens, block_table=tables, scale=step.q.shape[2] ** -0.5,
+        )  # fmt: skip
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+    return attend
 
 
 def _gather_and_attend(step: Step, k_cache: "Tensor", v_cache: "Tensor") -> "Tensor":
@@ -148,39 +204,38 @@ def _check_answer(attend: Attend, step: Step, dtype: str) -> None:
 
     k_cache, v_cache = step.layers[-1]
     with torch.inference_mode():
-        found, expected = attend(k_cache, v_cache).float(), _attention("reference", step)(k_cache, v_cache).float()
+        found, expected = attend(k_cache, v_cache).float(), _reference(step)(k_cache, v_cache).float()
     worst = float((found - expected).abs().max())
     check(holds=worst <= TOLERANCE[dtype], what=f"it differs from the reference by {worst:.1e}")
 
 
-def _figures(options: argparse.Namespace, backend: str, heads: str, attend: Attend, step: Step, plain: "Tensor") -> Row:
+def _figures(options: argparse.Namespace, backend: str, heads: str, attend: Attend, step: Step, clock: Clock) -> Row:
     import torch
-    from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
-    from .. import _core
+    took, plain = [], []
 
-    threads = torch.get_num_threads()
-    took, read = [], []
+    def attend_all() -> None:
+        for k_cache, v_cache in step.layers:
+            attend(k_cache, v_cache)
+
     with torch.inference_mode():
+        if options.device != "cpu":
+            attend_all()  # compiles, and takes memory
         for _ in range(options.rounds):
-            start = perf_counter()
-            _core.cpu_read_sum(to_dlpack(plain), threads=threads)
-            read.append(perf_counter() - start)
-            start = perf_counter()
-            for k_cache, v_cache in step.layers:
-                attend(k_cache, v_cache)
-            took.append((perf_counter() - start) / len(step.layers))
-    speed, read_speed = step.bytes_read / median(took), plain.nbytes / median(read)
+            plain.append(clock.plain_speed())
+            took.append(clock.seconds(attend_all) / len(step.layers))
+    speed, plain_speed = step.bytes_read / median(took), median(plain)
+    share = {"fraction_of_copy": None, "fraction_of_read": None, clock.figure: round(speed / plain_speed, 3)}
+    name = {"fraction_of_read": "read_gb_per_s", "fraction_of_copy": "copy_gb_per_s"}[clock.figure]
     return {
         "backend": backend,
         "dtype": options.dtype,
         "batch": options.batch,
         "context": options.context,
         "heads": heads,
-        "threads": threads,
+        "threads": torch.get_num_threads(),
         "us": round(1e6 * median(took), 1),
         "gb_per_s": round(speed / 1e9, 2),
-        "read_gb_per_s": round(read_speed / 1e9, 2),
-        "fraction_of_copy": None,
-        "fraction_of_read": round(speed / read_speed, 3),
+        name: round(plain_speed / 1e9, 2),
+        **share,
     }
