@@ -191,21 +191,23 @@ def _check_tables(plan: "Plan", scheduler: "Scheduler", tables: NDArray[np.int32
     free = set(scheduler.free_queue().tolist())
     entries = np.zeros(len(refs), np.int64)
     counts = np.diff(plan.query_starts).tolist()
-    # Who got its whole table in this plan may keep what it needs if a block that it shares does not come.
-    fresh = {change[1] for change in plan.dirty.tolist() if change[2] == 0}
+    written = set((plan.slot_mapping.ravel() // block_size).tolist())
     for row, length, count in zip(plan.seq_slots.tolist(), plan.seq_lens.tolist(), counts, strict=True):
         valid = -(-length // block_size)
         named: list[int] = []
+        kept = _rows_kept(plan.block_tables[:, row, :valid].tolist(), config, length - count, written)
         for group, window in enumerate(config["groups"]):
             shown = plan.block_tables[group, row, :valid].tolist()
             if shown != (told := tables[group, row, :valid].tolist()):
                 raise BrokenPromise("dirty", f"row {row} names {shown}, the device was told {told}")
-            first = 0 if window is None else max(0, length - count + 1 - window) // block_size
+            first = _first_seen(window, length - count, block_size)
             num_null = next((at for at, block in enumerate(shown) if block), valid)
             if num_null > first or not all(0 < block < len(refs) for block in shown[num_null:]):
                 raise BrokenPromise("tables", f"row {row} sees {valid} blocks of group {group} from {first} on, names {shown}")
-            if num_null < first and row not in fresh:
-                raise BrokenPromise("memory", f"row {row} sees group {group} from {first} on and keeps {shown}")
+            if num_null < _first_seen(window, kept, block_size):
+                raise BrokenPromise(
+                    "memory", f"row {row} has {kept} rows for sure, sees group {group} from {first} on, keeps {shown}"
+                )
             named += shown[num_null:]
         if len(set(named)) != len(named):
             raise BrokenPromise("tables", f"row {row} names a block twice: {named}")
@@ -215,6 +217,24 @@ def _check_tables(plan: "Plan", scheduler: "Scheduler", tables: NDArray[np.int32
     if (entries > refs).any():
         short = np.flatnonzero(entries > refs)
         raise BrokenPromise("A2", f"blocks {short} have {refs[short]} holders and {entries[short]} entries in tables")
+
+
+def _rows_kept(tables: list[list[int]], config: Mapping[str, Any], start: int, written: Collection[int]) -> int:
+    """Rows of a sequence whose step begins at `start` that stay if what it shares does not come: all, or those before the first
+    block that the step writes for another one; none if a window needs more for that than the sequence names."""
+    block_size, full = config["block_size"], start // config["block_size"]
+    shared = [at for shown in tables for at, block in enumerate(shown[:full]) if block in written]
+    if not shared:
+        return start
+    kept = min(shared)
+    firsts = (_first_seen(window, kept * block_size, block_size) for window in config["groups"])
+    is_in_sight = all(0 not in shown[first:kept] for shown, first in zip(tables, firsts, strict=True))
+    return kept * block_size if is_in_sight else 0
+
+
+def _first_seen(window: int | None, position: int, block_size: int) -> int:
+    """Number of the first block that the query at `position` sees."""
+    return 0 if window is None else max(0, position + 1 - window) // block_size
 
 
 def _check_writes(plan: "Plan", scheduler: "Scheduler") -> None:

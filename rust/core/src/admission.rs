@@ -209,7 +209,9 @@ impl Scheduler {
             let seat = self.running[at];
             self.give_back_surplus(seat);
             let missing = self.need_of(seat).saturating_sub(self.request(seat).promised);
-            let more = missing.min(self.pool.num_free().saturating_sub(self.promised));
+            let is_unlimited = mutant::is_on(Mutant::DebtPaidOverQuota);
+            let room = if is_unlimited { u32::MAX } else { self.room_of_tenant(&self.asks[seat]) };
+            let more = missing.min(room).min(self.pool.num_free().saturating_sub(self.promised));
             self.owes |= more < missing;
             self.request_mut(seat).promised += more;
             self.promised += more;

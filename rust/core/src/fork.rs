@@ -10,7 +10,7 @@ use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, RequestId, Row};
 use crate::mutant::{self, Mutant};
-use crate::rank::Ask;
+use crate::rank::{Ask, Rank};
 use crate::reason::{Reason, saturated};
 use crate::request::{Limits, Place};
 use crate::scheduler::Scheduler;
@@ -72,7 +72,7 @@ impl Scheduler {
         let (rows, size) = (self.confirmed(seat), self.block_size);
         let max_model_len = self.config.max_model_len as usize;
         let mut own = promise;
-        if let Some(last) = self.last_writer(seat, rows) {
+        if let Some(last) = self.last_writer(seat, rows, id) {
             let copies = own.min(self.groups.tail_blocks(rows) as u32);
             own -= copies;
             self.promised += copies;
@@ -204,16 +204,18 @@ impl Scheduler {
     }
 
     /// With `no_evict`: of those that share the block of row `rows` of the request at `seat`, which is begun, the one that was not promised
-    /// blocks to copy it to. There is one at most: the last to write needs none, and a child writes after all others.
-    fn last_writer(&self, seat: usize, rows: usize) -> Option<usize> {
+    /// blocks to copy it to, if its child `id` will write after it. There is one at most: the last to write needs none.
+    fn last_writer(&self, seat: usize, rows: usize, id: RequestId) -> Option<usize> {
         let copies = self.groups.tail_blocks(rows) as u32;
-        if !self.config.queue.no_evict || copies == 0 {
+        if !self.config.queue.no_evict || copies == 0 || mutant::is_on(Mutant::CopyOfLastPromised) {
             return None;
         }
+        let child = Rank { arrival: id.0, ..self.asks[seat].rank };
         let shared = self.request(seat).table.blocks()[self.block_size.full_blocks(rows)];
         let writes_there = |&other: &usize| self.tail(other).next() == Some(shared);
         let has_copies = |&other: &usize| self.request(other).promised >= self.need_of(other) + copies;
-        self.running.iter().copied().filter(writes_there).find(|other| !has_copies(other))
+        let before = self.running.iter().copied().take_while(|&other| self.asks[other].rank < child);
+        before.filter(writes_there).find(|other| !has_copies(other))
     }
 
     /// Rows of a request that no step in flight can take back.

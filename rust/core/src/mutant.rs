@@ -40,6 +40,12 @@ mutants! {
     SiblingsOfOtherRow = "siblings_of_other_row",
     /// A request of several sequences is admitted with a row for one.
     RowForOneOnly = "row_for_one_only",
+    /// With `no_evict` what a request lost is promised again beyond its tenant's quota.
+    DebtPaidOverQuota = "debt_paid_over_quota",
+    /// With `no_evict` a fork promises copies to the child, though others write before it.
+    CopyOfLastPromised = "copy_of_last_promised",
+    /// For a growth beyond its tenant's quota anybody below is preempted, also who holds nothing.
+    TenantVictimInVain = "tenant_victim_in_vain",
     /// What a sequence lets go before any plan told of it is told beside its whole table.
     UntoldToldTwice = "untold_told_twice",
     /// A request of several sequences is promised the blocks of the first alone.

@@ -53,11 +53,10 @@ impl Scheduler {
                 // Its copies come from its promise too.
                 own = promised.min(needed);
             }
-            if missing_in_all.saturating_sub(own) > self.room_of_tenant(&self.asks[seat])
-                && !mutant::is_on(Mutant::QuotaExceeded)
-            {
+            let (new, room) = (missing_in_all.saturating_sub(own), self.room_of_tenant(&self.asks[seat]));
+            if new > room && !mutant::is_on(Mutant::QuotaExceeded) {
                 self.name_filled();
-                match self.victim_of_tenant(seat).filter(|_| self.lookahead_in_flight() == 0) {
+                match self.victim_of_tenant(seat, new - room).filter(|_| self.lookahead_in_flight() == 0) {
                     Some(victim) => {
                         self.note_preemption(victim, seat);
                         self.preempt(victim);
@@ -220,15 +219,21 @@ impl Scheduler {
         self.running[rank + 1..].iter().rev().copied().min_by_key(|&seat| self.cost_of(seat))
     }
 
-    /// The request below `seat` and of the same tenant that goes first as a victim.
-    fn victim_of_tenant(&self, seat: usize) -> Option<usize> {
+    /// The request below `seat` and of the same tenant that goes first as a victim, if all of them together hold `wanted` blocks of its
+    /// quota: nobody loses anything in vain.
+    fn victim_of_tenant(&self, seat: usize, wanted: u32) -> Option<usize> {
         if self.config.queue.no_evict {
             return None;
         }
         let rank = self.rank_in_running(seat);
-        let is_of_tenant = |&other: &usize| self.asks[other].tenant == self.asks[seat].tenant;
-        let below = self.running[rank + 1..].iter().rev().copied().filter(is_of_tenant);
-        below.min_by_key(|&seat| self.cost_of(seat))
+        let held = |&other: &usize| {
+            if self.asks[other].tenant == self.asks[seat].tenant { self.asks[other].account.held } else { 0 }
+        };
+        let below = self.running[rank + 1..].iter().rev().copied();
+        let helps = |other: &usize| held(other) > 0 || mutant::is_on(Mutant::TenantVictimInVain);
+        let do_suffice = below.clone().map(|other| held(&other)).sum::<u32>() >= wanted;
+        let victim = below.filter(helps).min_by_key(|&seat| self.cost_of(seat));
+        victim.filter(|_| do_suffice || mutant::is_on(Mutant::TenantVictimInVain))
     }
 
     /// In which order requests are taken, the smallest first: not tired, of the lowest class, of a tenant above its soft quota, cheap.

@@ -76,6 +76,9 @@ rows! {
     siblings_outlive: SiblingsOutlive, ["books"], sibling_checks::a_request_is_ended_as_one;
     spare_rows_lost: SpareRowsLost, ["A6"], sibling_checks::a_request_is_ended_as_one;
     siblings_of_other_row: SiblingsOfOtherRow, ["samples"], sibling_checks::the_prompt_is_computed_once_and_shared;
+    debt_paid_over_quota: DebtPaidOverQuota, ["A2"], limits_of_the_queue::without_eviction_a_debt_waits_for_its_quota;
+    copy_of_last_promised: CopyOfLastPromised, ["no_evict"], limits_of_the_queue::without_eviction_a_fork_makes_nobody_wait;
+    tenant_victim_in_vain: TenantVictimInVain, ["rank"], limits_of_the_queue::a_quota_takes_nothing_in_vain;
     untold_told_twice: UntoldToldTwice, ["panic"], sibling_checks::others_begin_behind_a_window;
     siblings_unpromised: SiblingsUnpromised, ["submit"], sibling_checks::without_eviction_every_sequence_has_its_blocks;
     room_ends_highest: RoomEndsHighest, ["capacity"], limits_of_the_queue::who_goes_first_waits_while_room_is_kept;
@@ -333,6 +336,8 @@ fn random_schedules_alone_find_most_faults() {
         "stop_inside_run_missed",
         "sharer_looks_once",
         "pending_over_quota_ends",
+        "debt_paid_over_quota",
+        "tenant_victim_in_vain",
     ];
     let tables = [
         "fork_misses_last",

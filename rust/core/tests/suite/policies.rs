@@ -46,6 +46,9 @@ limits! {
     the_lowest_class_is_preempted_first
     only_a_higher_class_displaces
     who_goes_first_waits_while_room_is_kept
+    without_eviction_a_fork_makes_nobody_wait
+    without_eviction_a_debt_waits_for_its_quota
+    a_quota_takes_nothing_in_vain
 }
 
 /// Two tenants on four rows, requests of 12 steps: one sends two in every step, far more than can be served, the other one in 20 steps.

@@ -187,6 +187,56 @@ pub fn without_eviction_a_fork_that_went_back_waits() -> Checked {
     ensure(driver.seen.skipped > 0, "fork", || "the parent did not have to wait".to_owned())
 }
 
+/// Three blocks: two of the parent, whose last one its child shares, and one for the copy. The parent writes first. So does a second
+/// sequence of the parent, which is born later than the child and ranks above it.
+pub fn without_eviction_a_fork_makes_nobody_wait() -> Checked {
+    let queue = || QueueRules { no_evict: true, ..QueueRules::default() };
+    let mut driver = Driver::new(rows(4, 3, queue()));
+    let parent = ask(&mut driver, prompt(1, 5), 2, Asked::default())?;
+    driver.run_step()?;
+    let child = driver.fork(parent, Limits { max_tokens: 2, ..Limits::default() })?;
+    ensure(child.is_some(), "fork", || "there is room for the child".to_owned())?;
+    driver.drain()?;
+    let mut driver = Driver::new(Config { max_num_batched_tokens: 3, block_size: 7, ..rows(4, 3, queue()) });
+    let parent = ask(&mut driver, prompt(1, 4), 3, Asked { siblings: 1, ..Asked::default() })?;
+    driver.run_step()?;
+    driver.plan()?;
+    let child = driver.fork(parent, Limits { max_tokens: 1, ..Limits::default() })?;
+    ensure(child.is_some(), "fork", || "there is room for the child".to_owned())?;
+    driver.drain()
+}
+
+/// A tenant may hold 5 blocks of 4 rows. What a request lacks since it was truncated is free, but not within its quota.
+pub fn without_eviction_a_debt_waits_for_its_quota() -> Checked {
+    let rules = TenantRules { hard_blocks: 5, ..TenantRules::default() };
+    let queue = QueueRules { no_evict: true, ..with_tenant("small", rules) };
+    let mut driver = Driver::new(Config { enable_prefix_caching: true, ..rows(20, 3, queue) });
+    let first = ask(&mut driver, prompt(1, 9), 4, of_tenant("small"))?;
+    driver.run_step()?;
+    driver.truncate(first, 7)?;
+    ask(&mut driver, prompt(1, 9), 4, of_tenant("small"))?;
+    driver.drain()
+}
+
+/// A tenant may hold 3 blocks of 4 rows. The last of its three requests was truncated and holds nothing: the second, which needs a
+/// block, gains nothing by its loss, and waits for the first.
+pub fn a_quota_takes_nothing_in_vain() -> Checked {
+    let mut driver =
+        Driver::new(rows_of_quota(with_tenant("small", TenantRules { hard_blocks: 3, ..TenantRules::default() })));
+    ask(&mut driver, prompt(1, 3), 5, of_tenant("small"))?;
+    ask(&mut driver, prompt(2, 2), 5, of_tenant("small"))?;
+    let last = ask(&mut driver, prompt(3, 1), 5, of_tenant("small"))?;
+    driver.run_step()?;
+    driver.run_step()?;
+    driver.truncate(last, 1)?;
+    for _ in 0..3 {
+        driver.run_step()?;
+    }
+    let (preemptions, skipped) = (driver.scheduler.counters().preemptions, driver.seen.skipped);
+    ensure(preemptions == 0 && skipped > 0, "quota", || format!("{preemptions} preemptions, {skipped} waits"))?;
+    driver.drain()
+}
+
 /// Many long outputs on a small pool, after one was seen: nobody is admitted only to be preempted.
 pub fn what_grows_is_left_room() -> Checked {
     let mut driver = Driver::new(rows(25, 8, QueueRules::default()));
