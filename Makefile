@@ -81,6 +81,7 @@ bench: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model ## Print the benchmarks' 
 	$(call say,'Steps'); exec $(VENV)/bin/blocktable bench scheduler
 	$(call say,'Attention'); exec $(VENV)/bin/blocktable bench attention
 	$(call say,'Text'); exec $(VENV)/bin/blocktable bench generate --peer transformers
+	$(call say,'Streams'); exec $(VENV)/bin/blocktable bench serve
 
 wheel: $(STAMPS)/venv ## Build the wheel into dist/
 	$(call say,'Wheel')

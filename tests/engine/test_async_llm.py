@@ -167,7 +167,7 @@ def test_outputs_that_are_not_merged_are_caught(engine: AsyncLLM, expected: list
     put = Mailbox.put
 
     def forgetful(self: Mailbox, output: RequestOutput) -> bool:
-        self._pieces, self._token_ids = [], []
+        self._unread.clear()
         return put(self, output)
 
     monkeypatch.setattr(Mailbox, "put", forgetful)

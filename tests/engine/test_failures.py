@@ -2,6 +2,7 @@
 of its step, and no others; logits that hold no choice end their own request. The engine goes on in every case."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +59,8 @@ def test_a_failed_step_that_is_not_undone_is_caught(make_llm: MakeLLM, monkeypat
         rows = plan.seq_slots[:count].copy()
         sampled = loop._sampler.sample(logits, rows, loop._rows.outputs.positions(rows))
         ids, starts = sampled.accepted()
-        loop._take(rows, sampled, loop.scheduler.commit(plan.step, ids, starts, 0), 0)
+        step = SimpleNamespace(rows=rows, children=None)
+        loop._take(step, sampled, loop.scheduler.commit(plan.step, ids, starts, 0), 0)
 
     monkeypatch.setattr(loop, "_survive", commit_anyway)
     with faulty_model(llm, raising(RuntimeError("out of memory")), {1}):
@@ -174,9 +176,9 @@ def test_a_dropped_token_that_is_kept_in_the_books_is_caught(make_llm: MakeLLM, 
     loop = loop_of(llm)
     real = loop._take
 
-    def take_all(rows: Any, sampled: Any, done: Any, now_ns: int) -> None:
-        loop._rows.outputs.append(rows[done.dropped], sampled.ids[done.dropped], now_ns)
-        real(rows, sampled, done, now_ns)
+    def take_all(step: Any, sampled: Any, done: Any, now_ns: int) -> None:
+        loop._rows.outputs.append(step.rows[done.dropped], sampled.ids[done.dropped], now_ns)
+        real(step, sampled, done, now_ns)
 
     monkeypatch.setattr(loop, "_take", take_all)
     with faulty_model(llm, lose_the_writer(llm, "abort"), {0}):

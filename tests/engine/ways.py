@@ -80,4 +80,4 @@ def check_empty(llm: LLM | AsyncLLM) -> None:
     stats = scheduler.stats()
     assert (stats["running"], stats["waiting"], stats["used_blocks"], stats["parked_blocks"]) == (0, 0, 0, 0)
     assert stats["free_blocks"] == stats["num_blocks"] - 1
-    assert stats["submitted"] == stats["finished"] + stats["aborted"] + stats["queue_expired"]
+    assert stats["submitted"] + stats["forks"] == stats["finished"] + stats["aborted"] + stats["queue_expired"]

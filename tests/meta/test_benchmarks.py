@@ -1,6 +1,8 @@
 """The benchmarks print the promised keys, and time nothing whose answer is wrong. No figure is tested: it is a machine's."""
 
 import json
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,10 @@ KEYS = {
     "generate": [
         "model", "dtype", "requests", "prompt", "output",
         "output_tokens_per_s", "total_tokens_per_s", "kv_waste", "ttft_ms", "tpot_ms", "linear_share",
+    ],
+    "serve": [
+        "case", "clients", "output",
+        *("server_us", "engine_us", "events_per_token", "requests_per_s", "tokens_per_s", "first_ms_p50"),
     ],
 }  # fmt: skip
 
@@ -253,3 +259,63 @@ def test_generate_is_not_timed_when_a_batch_answers_otherwise_than_its_requests_
 
     monkeypatch.setattr(generate.Ours, "answer", wrong)
     assert "alone" in refused(capsys, "generate", "--smoke", "--model", str(tiny_folder))
+
+
+needs_server = pytest.mark.skipif(
+    sys.platform != "linux" or find_spec("uvicorn") is None, reason="needs the extra `server`, and Linux"
+)
+
+LOAD_KEYS = ["step_cpu_us_p50", "step_cpu_us_p99", "late_ms_p50", "late_ms_p99"]
+
+
+@needs_server
+def test_serve_tells_what_streams_cost_and_what_the_same_costs_without(capsys):
+    (one,) = bench(capsys, "serve", "--smoke")
+    assert [key for key in one if key in KEYS["serve"]] == KEYS["serve"]
+    assert {*LOAD_KEYS, *(f"alone_{key}" for key in LOAD_KEYS), "ratio_step_cpu_us_p99"} <= one.keys()
+    assert 0 < one["events_per_token"] <= 1
+    assert one["alone_events_per_token"] == 1 / 20, "one piece for each answer"
+
+
+@needs_server
+def test_serve_times_no_server_whose_streams_say_something_else(capsys, monkeypatch):
+    from blocktable.bench import stream_client
+
+    streamed = stream_client._streamed
+
+    def cut(body: bytes) -> tuple[list[str], int]:
+        texts, count = streamed(body)
+        return texts[:-1], count
+
+    monkeypatch.setattr(stream_client, "_streamed", cut)
+    assert "in one piece" in refused(capsys, "serve", "--smoke")
+
+
+@needs_server
+def test_serve_measures_any_server_by_its_address_and_process_beside_ours(tiny_folder, capsys):
+    from blocktable.bench.server_under_test import blocktable_server
+
+    with blocktable_server(str(tiny_folder), {"dtype": "float32", "num_blocks": 200, "max_model_len": 200}) as other:
+        where = ["--url", other.url, "--process-id", str(other.process_id)]
+        (one,) = bench(capsys, "serve", "--smoke", "--model", str(tiny_folder), *where)
+    assert [key for key in one if key in KEYS["serve"]] == KEYS["serve"]
+    assert (one["case"], one["peer"]) == ("chat", other.url)
+    assert one["ratio_requests_per_s"] > 0
+    assert one["peer_engine_us"] > 0
+
+
+def test_serve_refuses_an_address_without_a_process(capsys):
+    assert main(["bench", "serve", "--model", "smollm2", "--url", "http://127.0.0.1:1"]) == 2
+    assert "process_id" in capsys.readouterr().err
+
+
+@needs_server
+def test_an_answer_that_breaks_off_is_not_counted():
+    from blocktable.bench import stream_client
+    from blocktable.errors import BlocktableError
+
+    assert stream_client._dechunked(b"3\r\nabc\r\n0\r\n\r\n") == b"abc"
+    with pytest.raises(BlocktableError, match="not whole"):
+        stream_client._dechunked(b"3\r\nabc\r\n")
+    with pytest.raises(BlocktableError, match="ends with"):
+        stream_client._streamed(b'data: {"error": {}}\n\n')

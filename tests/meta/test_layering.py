@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "engine": {"errors", "_core", "events", "model", "retention", "sampling", "text"},
     "server": {"errors", "_core", "engine", "events", "sampling", "text"},
     "testing": {"errors", "_core"},
-    "bench": {"errors", "_core", "kernels", "engine", "sampling", "model", "text", "testing", ""},
+    "bench": {"errors", "_core", "kernels", "engine", "sampling", "model", "text", "testing", "server", ""},
     "cli": {"errors", "_core", "engine", "sampling", "model", "text", "testing", "bench", "server", ""},
     "__main__": {"cli"},
 }
@@ -161,8 +161,8 @@ def test_the_kernels_folder_is_no_package():
 
 
 def test_only_the_mains_of_processes_touch_signals():
-    """The command line, and the process that a server starts."""
-    mains = (PACKAGE / "cli", PACKAGE / "server" / "engine_process.py")
+    """The command line, and the processes that a server and a benchmark start."""
+    mains = (PACKAGE / "cli", PACKAGE / "server" / "engine_process.py", PACKAGE / "bench" / "counting_server.py")
     for path in sources():
         if not any(path.is_relative_to(main) for main in mains):
             names = imported(ast.parse(path.read_text()), package_of(path))

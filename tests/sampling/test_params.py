@@ -46,7 +46,7 @@ def test_defaults_are_those_of_vllm() -> None:
 
 
 BAD: list[tuple[str, Any]] = [
-    *(("n", value) for value in (0, -1, 2, 2**31, 10**6, 1.0, True, "1", None)),
+    *(("n", value) for value in (0, -1, 2**31, 1.0, True, "1", None)),
     *(("temperature", value) for value in (NAN, INF, -INF, -0.1, -1, 1e7, 10**400, True, "1", None, [1.0], 1j)),
     *(("top_p", value) for value in (0, 0.0, 2, 1.0001, -0.5, NAN, INF, True, "0.9", None)),
     *(("top_k", value) for value in (-2, 1.5, 5.0, 2**31, 2**63, True, "5", None)),

@@ -309,11 +309,11 @@ class NotReset(Sampler):
 class SharedTopK(Sampler):
     """The step's largest top_k serves all."""
 
-    def _draw_rows(self, logits: Any, largest: Any, drawn: Any, rows: Any, positions: Any) -> list[int]:
+    def _draw_rows(self, logits: Any, largest: Any, drawn: Any, rows: Any, positions: Any, seeds: Any) -> list[int]:
         kept = self._top_k.copy()
         self._top_k[rows] = self._top_k[rows].max()
         try:
-            return super()._draw_rows(logits, largest, drawn, rows, positions)
+            return super()._draw_rows(logits, largest, drawn, rows, positions, seeds)
         finally:
             self._top_k[:] = kept
 
@@ -325,12 +325,12 @@ class SeedOnly(Sampler):
         super().set_row(row, resolved, seed)
         self.__dict__.setdefault("calls", {})[row] = 0
 
-    def _draw_rows(self, logits: Any, largest: Any, drawn: Any, rows: Any, positions: Any) -> list[int]:
+    def _draw_rows(self, logits: Any, largest: Any, drawn: Any, rows: Any, positions: Any, seeds: Any) -> list[int]:
         counted = []
         for row in rows.tolist():
             counted.append(self.__dict__["calls"][row])
             self.__dict__["calls"][row] += 1
-        return super()._draw_rows(logits, largest, drawn, rows, np.array(counted))
+        return super()._draw_rows(logits, largest, drawn, rows, np.array(counted), seeds)
 
 
 @pytest.mark.parametrize("fault", [OneGenerator, ByEntry, NotReset, SharedTopK, SeedOnly])

@@ -98,7 +98,7 @@ def test_one_of_several_answers_that_fails_ends_the_others(after: int, serve: Ma
             yield Piece("y", [1], None, None, 0)
 
     engine = FakeEngine(say)
-    answer = serve(engine).client().post("/v1/completions", json=ASK | {"n": 3})
+    answer = serve(engine).client().post("/v1/completions", json=ASK | {"prompt": [[1], [2], [3]]})
     assert answer.status_code == 429
     assert len(engine.begun) == len(engine.ended) == 3
 

@@ -82,19 +82,16 @@ def live_requests(engine: AsyncLLM) -> int:
 
 
 @contextmanager
-def ends(engine: AsyncLLM, pace: Pace, n: int) -> Iterator[list[int]]:
-    """Holds a step until the engine was asked to end `n` requests; the list gets the number of steps at the end of each."""
+def ends(engine: AsyncLLM, pace: Pace) -> Iterator[list[int]]:
+    """Holds a step until the engine was asked to end a request; the list gets the number of steps when it did."""
     found: list[int] = []
-    asked: list[Any] = []
     thread: Any = engine._thread
     loop = loop_of(engine)
     abort_ticket, abort = thread.abort, loop.abort
 
     def ask(ticket: Any) -> None:
         abort_ticket(ticket)
-        asked.append(ticket)
-        if len(asked) == n:
-            pace.go_on()
+        pace.go_on()
 
     def end(number: int) -> bool:
         was_live: bool = abort(number)
@@ -123,7 +120,7 @@ def leave(server: Live, engine: AsyncLLM, pace: Pace, state: str, *, is_streamed
         wait_until(lambda: steps_of(engine) >= now + 4, "no steps")
     else:
         wait_until(lambda: (engine.scheduler.num_waiting == n) is (state == "waiting"), "the state was not reached")
-    with ends(engine, pace, n) as found:
+    with ends(engine, pace) as found:
         at = steps_of(engine)
         left.close()
         wait_until(lambda: live_requests(engine) == 1, "it was not ended")

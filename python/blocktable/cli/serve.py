@@ -12,7 +12,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -57,6 +56,7 @@ def run(given: argparse.Namespace) -> int:
     from ..server.logs import write_logs
     from ..server.options import read_options
     from ..server.serve_app import make_serve_app
+    from ..server.server_process import loop_factory
 
     options = read_options(vars(given), os.environ)
     name = options.served_model_name or options.model
@@ -68,7 +68,7 @@ def run(given: argparse.Namespace) -> int:
 
         logging.getLogger("blocktable.requests").setLevel("WARNING")
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_serve(options, make_app, logs))
     finally:
         logs.end()
@@ -79,15 +79,6 @@ def check_extra() -> None:
     for module in NEEDS:
         if find_spec(module) is None:
             raise MissingExtraError("blocktable serve", "server", module)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where there is one: a streamed token costs less on it."""
-    if find_spec("uvloop") is None:
-        return None
-    import uvloop
-
-    return uvloop.new_event_loop
 
 
 def _say(text: str) -> None:

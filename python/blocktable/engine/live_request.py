@@ -1,7 +1,8 @@
-"""One request from the moment it is queued to its end: what it asked, where it runs, what it gives back.
+"""One sequence from the moment it is queued to its end: what was asked, where it runs, what it gives back.
 
 Before: `step_loop.py` makes one when the core has accepted a prompt. After: the `RequestOutput` that its caller reads.
-Always: it is ended exactly once, and gives back exactly one output that is finished.
+Always: it is ended exactly once, and its request gives back exactly one output that is finished. A request for several answers
+has several of these, in a `Family`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from .. import _core
 from ..sampling.params import ResolvedSampling
 from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
+from .family import Family
 from .output_rows import NO_OUTPUTS, SavedOutputs
 from .outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from .request import Prompt
@@ -32,7 +34,7 @@ class Inbox(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class LiveRequest:
-    """`id` is the core's. Times are nanoseconds of `time.perf_counter_ns`."""
+    """`id` is the core's, of the sequence. Times are nanoseconds of `time.perf_counter_ns`."""
 
     id: int
     request_id: str
@@ -54,6 +56,10 @@ class LiveRequest:
     error: Exception | None = field(default=None, repr=False)
     """Why it ended with an error."""
     is_ended: bool = False
+    index: int = 0
+    """Which answer of its request it is."""
+    family: Family | None = field(default=None, repr=False)
+    """All answers of its request, if there are several."""
 
     def take_token(self, token_id: int, *, ended_by_token: bool) -> str:
         """One more output token of a request whose text runs along: the piece of text that it made whole, perhaps none."""
@@ -83,7 +89,9 @@ class LiveRequest:
             output = self._output(text.text, token_ids, finished=True)
         self._tell_why(output.outputs[0], code, text, token_ids)
         output.metrics = self._metrics(outputs)
-        self.inbox.append(output)
+        told = output if self.family is None else self.family.end(output, is_streamed=self.is_streamed)
+        if told is not None:
+            self.inbox.append(told)
 
     def is_end_token(self, code: int, last: list[int]) -> bool:
         """Whether `code` says that `last`, the newest token in a list of one or none, ended the text."""
@@ -115,7 +123,7 @@ class LiveRequest:
             request_id=self.request_id,
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
-            outputs=[CompletionOutput(index=0, text=text, token_ids=token_ids)],
+            outputs=[CompletionOutput(index=self.index, text=text, token_ids=token_ids)],
             finished=finished,
             num_cached_tokens=self.num_cached,
         )

@@ -13,7 +13,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
 from ..sampling.params import RequestOutputKind
-from .outputs import RequestOutput
+from .outputs import CompletionOutput, RequestOutput
+
+
+class _Unread:
+    """Of one answer: what came since its reader took the last of it, and, unless that is all that the reader wants, before."""
+
+    __slots__ = ("latest", "pieces", "token_ids")
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.token_ids: list[int] = []
+        self.latest: CompletionOutput | None = None
+
+    def take(self, *, is_delta: bool) -> CompletionOutput:
+        """It, as one; there has to be something new."""
+        answer, self.latest = self.latest, None
+        if answer is None:
+            raise LookupError("nothing came")
+        answer.text = "".join(self.pieces)
+        answer.token_ids = self.token_ids
+        # The reader's own list: it may keep it, or change it.
+        self.pieces, self.token_ids = ([], []) if is_delta else ([answer.text], self.token_ids.copy())
+        return answer
 
 
 class Mailbox(ABC):
@@ -25,8 +47,7 @@ class Mailbox(ABC):
         self.kind = kind
         self._lock = threading.Lock()
         self._latest: RequestOutput | None = None  # not taken yet
-        self._pieces: list[str] = []
-        self._token_ids: list[int] = []
+        self._unread: dict[int, _Unread] = {}  # by the answer's index
         self._error: Exception | None = None
         self._is_ended = False
         self._is_called = False  # the reader was woken and has not come yet
@@ -37,12 +58,16 @@ class Mailbox(ABC):
 
     def put(self, output: RequestOutput) -> bool:
         """Merge one more output; returns whether the reader has to be woken. After the end it is dropped."""
-        answer = output.outputs[0]
         with self._lock:
             if self._is_ended:
                 return False
-            self._pieces.append(answer.text)
-            self._token_ids.extend(answer.token_ids)
+            for answer in output.outputs:
+                unread = self._unread.get(answer.index)
+                if unread is None:
+                    unread = self._unread[answer.index] = _Unread()
+                unread.pieces.append(answer.text)
+                unread.token_ids.extend(answer.token_ids)
+                unread.latest = answer
             self._latest = output
             self._is_ended = output.finished
             return self._call()
@@ -67,13 +92,13 @@ class Mailbox(ABC):
             output, self._latest = self._latest, None
             if output is None:
                 return None
-            answer = output.outputs[0]
-            answer.text = "".join(self._pieces)
-            answer.token_ids = self._token_ids
-            # The reader's own list: it may keep it, or change it.
-            self._pieces, self._token_ids = (
-                ([answer.text], self._token_ids.copy()) if self.kind is not RequestOutputKind.DELTA else ([], [])
-            )
+            is_delta = self.kind is RequestOutputKind.DELTA
+            if len(self._unread) == 1:
+                [unread] = self._unread.values()
+                output.outputs = [unread.take(is_delta=is_delta)]
+            else:
+                came = [self._unread[index] for index in sorted(self._unread) if self._unread[index].latest is not None]
+                output.outputs = [unread.take(is_delta=is_delta) for unread in came]
             return output
 
     def _call(self) -> bool:

@@ -20,7 +20,7 @@ class CompletionOutput:
     """One answer to a prompt."""
 
     index: int
-    """Which answer of its request; 0 while only one is served."""
+    """Which answer of its request, from 0."""
     text: str
     """What the tokens say, cut before a stop string."""
     token_ids: Sequence[int]

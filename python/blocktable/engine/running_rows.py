@@ -46,6 +46,10 @@ class RunningRows:
         self.outputs.close(row)
         self._sampler.clear_row(row)
 
+    def at(self, row: int) -> LiveRequest | None:
+        """Who has `row`."""
+        return self._requests[row]
+
     def live(self, rows: NDArray[np.int32]) -> Iterator[LiveRequest]:
         """The requests of these rows that have not ended."""
         for row in rows.tolist():

@@ -22,19 +22,22 @@ from numpy.typing import NDArray
 from .. import _core
 from .._core import Commit, Plan, Scheduler
 from ..errors import WrongStepError
+from ..sampling.params import child_seed
 from ..sampling.random_numbers import SeedSource
 from ..sampling.sampler import NO_TOKEN, Sampled, Sampler
 from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
 from .crash_report import CrashReporter
+from .family import Family
 from .intake import Job
 from .live_request import Inbox, LiveRequest
 from .model_runs import InlineRuns, ModelRuns, ThreadRuns
 from .orders import Order, Orders
+from .output_rows import SavedOutputs
 from .report import StepTimes
 from .request import Prompt
 from .running_rows import RunningRows
-from .under_way import EventSink, Forward, UnderWay, filled
+from .under_way import EventSink, Forward, UnderWay, children_of, filled
 
 logger = logging.getLogger("blocktable.engine")
 
@@ -77,6 +80,7 @@ class StepLoop:
         self._under_way: UnderWay | None = None
         self._ahead: tuple[Plan, int, int] | None = None  # made while the model runs the step before: see `_plan`
         self._requests: dict[int, LiveRequest] = {}
+        self._families: dict[int, Family] = {}  # by the number of the request: those that are not over
         self._num_live = 0
         self._failures = 0  # of the model, in a row
         self._is_torn = False  # a call was left half way
@@ -126,31 +130,42 @@ class StepLoop:
                 priority=wishes.priority,
                 queue_deadline_us=wishes.due_us(wishes.queue_deadline_s, came_ns, now_ns),
                 deadline_us=wishes.due_us(wishes.deadline_s, came_ns, now_ns),
+                n=sampling.n,
                 now_us=now_ns // 1000,
             )
             needs_text = is_streamed or bool(sampling.stop)
-            self._requests[number] = LiveRequest(
-                id=number,
-                request_id=str(number) if request_id is None else request_id,
-                prompt=prompt,
-                sampling=sampling,
-                seed=self._seeds.draw() if sampling.seed is None else sampling.seed,
-                inbox=inbox,
-                is_streamed=is_streamed,
-                arrived_ns=came_ns,
-                text=OutputText(self._tokenizer, prompt.token_ids, sampling) if needs_text else None,
-            )
-            self._num_live += 1
+            seed = self._seeds.draw() if sampling.seed is None else sampling.seed
+            family = Family() if sampling.n > 1 else None
+            for index in range(sampling.n):
+                member = self._requests[number + index] = LiveRequest(
+                    id=number + index,
+                    request_id=str(number) if request_id is None else request_id,
+                    prompt=prompt,
+                    sampling=sampling,
+                    seed=child_seed(seed, index),
+                    inbox=inbox,
+                    is_streamed=is_streamed,
+                    arrived_ns=came_ns,
+                    text=OutputText(self._tokenizer, prompt.token_ids, sampling) if needs_text else None,
+                    index=index,
+                    family=family,
+                )
+                if family is not None:
+                    family.members.append(member)
+            if family is not None:
+                self._families[number] = family
+            self._num_live += sampling.n
             return number
 
     def abort(self, number: int) -> bool:
         """End a request in whatever state it is; false if it has ended already or never was."""
         with self._way_in, self._turn:
-            request = self._requests.get(number)
-            if request is None or request.is_ended:
+            live = self._live(number)
+            if not live:
                 return False
             self.scheduler.abort(number)
-            self._end(request, _core.END_ABORTED)
+            for request in live:
+                self._end(request, _core.END_ABORTED)
             if not self._orders.is_busy:
                 self._land()
             return True
@@ -286,8 +301,9 @@ class StepLoop:
             return None
         sequences = np.searchsorted(plan.query_starts[1:], plan.sample_rows, side="right")
         token_ids = None if before is None else filled(plan, before)
+        rows, children = plan.seq_slots[sequences], children_of(plan, sequences)
         run = self._runs.launch(lambda: self._forward(plan, token_ids))
-        self._under_way = UnderWay(plan, plan_ns, cpu_ns, plan.seq_slots[sequences], run)
+        self._under_way = UnderWay(plan, plan_ns, cpu_ns, rows, run, children)
         return self._under_way
 
     def _forward(self, plan: Plan, token_ids: NDArray[np.int64] | None) -> torch.Tensor:
@@ -303,7 +319,7 @@ class StepLoop:
             came_ns = time.perf_counter_ns()
             # In this mode because the sampler may write into the logits, which were made in it.
             with torch.inference_mode():
-                sampled = self._sampler.sample(logits, rows, self._rows.outputs.positions(rows))
+                sampled = self._sampler.sample(logits, rows, self._rows.outputs.positions(rows), step.children)
         except Exception as error:  # noqa: BLE001 - whatever a model raises, the engine goes on; it is logged with its trace
             self._under_way = None
             self._survive(plan, error)
@@ -333,24 +349,53 @@ class StepLoop:
             model_ns=came_ns - awaited_ns,
             sample_ns=sampled_ns - came_ns,
         )
-        self._take(rows, sampled, done, now_ns)
+        self._take(step, sampled, done, now_ns)
         self.times.add_hand_out(time.perf_counter_ns() - now_ns)
 
-    def _take(self, rows: NDArray[np.int32], sampled: Sampled, done: Commit, now_ns: int) -> None:
+    def _take(self, step: UnderWay, sampled: Sampled, done: Commit, now_ns: int) -> None:
         """Record what a step brought: tokens, text, ends."""
-        ids = sampled.ids
+        rows, children, ids = step.rows, step.children, sampled.ids
         if done.num_accepted < len(ids):
             # Some entries brought no token, or one that no longer counts: its request was aborted meanwhile, or was put back
             # because it shared a block that was withdrawn, and will be sampled again.
             kept = ids != NO_TOKEN
             kept[done.dropped] = False
             rows, ids = rows[kept], ids[kept]
-        self._rows.outputs.append(rows, ids, now_ns)
+            children = None if children is None else children[kept]
         ended: dict[int, int] = dict(done.ended.tolist()) if len(done.ended) else {}
+        if children is not None:
+            later, own = children > 0, children == 0
+            self._part(rows[later], ids[later], children[later], now_ns, ended)
+            rows, ids = rows[own], ids[own]
+        self._rows.outputs.append(rows, ids, now_ns)
         for request, token_id in self._rows.speaking(rows, ids):
             self._speak(request, token_id, ended.pop(request.id, None))
         for number, code in ended.items():
             self._end(self._requests[number], code)
+
+    def _part(
+        self,
+        rows: NDArray[np.int32],
+        ids: NDArray[np.int64],
+        children: NDArray[np.int64],
+        now_ns: int,
+        ended: dict[int, int],
+    ) -> None:
+        """The prompt of requests for several answers is computed: the first tokens of all but the first answer, which have no
+        row of their own yet. Takes what it tells out of `ended`."""
+        for row, token_id, child in zip(rows.tolist(), ids.tolist(), children.tolist()):
+            first = self._rows.at(row)
+            if first is None or first.family is None:
+                continue
+            first.family.has_parted = True
+            request = first.family.members[child]
+            request.num_cached = first.num_cached
+            request.saved = SavedOutputs(np.array([token_id], dtype=np.int32), now_ns, now_ns)
+            code = ended.pop(request.id, None)
+            if request.text is not None:
+                self._speak(request, token_id, code)
+            elif code is not None:
+                self._end(request, code)
 
     def _speak(self, request: LiveRequest, token_id: int, code: int | None) -> None:
         """Bring the text of a request on by one token; end it if the core did (`code`), or if it reached a stop string."""
@@ -387,19 +432,23 @@ class StepLoop:
         """Keep the rows as the plan says: who left first, who came after."""
         for number, code in plan.ended.tolist():
             self._forget(number, code)
-        for number, _ in plan.preempted.tolist():
-            self._leave_row(number)
-        for number, _, row in plan.admitted.tolist():
-            self._enter_row(number, row)
+        for number, child in plan.preempted.tolist():
+            self._leave_row(number + child)
+        for number, child, row in plan.admitted.tolist():
+            self._enter_row(number + child, row)
 
     def _forget(self, number: int, code: int) -> None:
         request = self._requests.get(number)
         if request is None:
             return
-        if not request.is_ended:
-            self._end(request, code)
-        self._rows.leave(request)
-        del self._requests[number]
+        family = request.family
+        # Before its answers have parted, the core knows the first one only.
+        members = [request] if family is None or family.has_parted else family.members
+        for member in members:
+            if not member.is_ended:
+                self._end(member, code)
+            self._rows.leave(member)
+            del self._requests[member.id]
 
     def _leave_row(self, number: int) -> None:
         request = self._requests.get(number)
@@ -423,12 +472,25 @@ class StepLoop:
         if request.num_cached is None:
             request.num_cached = 0
         request.end(code, self._rows.outputs_of(request), self._tokenizer, **new)
+        if request.family is not None and not request.family.live:
+            del self._families[request.family.members[0].id]
+
+    def _live(self, number: int) -> list[LiveRequest]:
+        """Those of a request that have not ended."""
+        family = self._families.get(number)
+        if family is not None:
+            return family.live
+        request = self._requests.get(number)
+        return [] if request is None or request.is_ended else [request]
 
     def _end_with_error(self, request: LiveRequest, error: Exception) -> None:
-        logger.error("request %d ends with an error: %r", request.id, error)
-        request.error = error
-        self.scheduler.abort(request.id)
-        self._end(request, _core.END_ABORTED)
+        """It ends, and with it all answers of its request."""
+        number = request.id - request.index
+        logger.error("request %d ends with an error: %r", number, error)
+        self.scheduler.abort(number)
+        for member in self._live(number):
+            member.error = error
+            self._end(member, _core.END_ABORTED)
 
     def _fail_any_steps(self) -> None:
         """Fail the steps in flight: the core knows them, even if the interrupt fell before a plan arrived here."""

@@ -136,7 +136,12 @@ class StepThread:
 
     def block_namings(self, block: int) -> list[dict[str, Any]]:
         """See `AsyncLLM.block_namings`."""
-        names = {ticket.number: name for name, ticket in list(self._tickets.items())}
+        names = {
+            ticket.number + child: name
+            for name, ticket in list(self._tickets.items())
+            if ticket.number is not None
+            for child in range(ticket.job.sampling.n)
+        }
         found = self._loop.scheduler.block_namings(block)
         return [{"request_id": names[of], "group": group, "index": index} for of, group, index in found if of in names]
 

@@ -44,6 +44,18 @@ class UnderWay:
     """Of the plan, of the thread that made it."""
     rows: NDArray[np.int32]  # [K] of each entry of `sample_rows`
     run: Run
+    children: NDArray[np.int64] | None = None
+    """[K] which answer of its request each entry is, if some row stands for several: the step ends the prompt of a family."""
+
+
+def children_of(plan: Plan, sequences: NDArray[np.intp]) -> NDArray[np.int64] | None:
+    """See `UnderWay.children`. `sequences` [K], ascending: the sequence of each entry of the plan's `sample_rows`."""
+    if not (sequences[1:] == sequences[:-1]).any():
+        return None
+    first = np.searchsorted(sequences, sequences)
+    requests = plan.sample_requests
+    children: NDArray[np.int64] = requests - requests[first]
+    return children if children.any() else None
 
 
 def filled(plan: Plan, before: Sampled) -> NDArray[np.int64] | None:

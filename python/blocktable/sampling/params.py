@@ -79,7 +79,7 @@ class SamplingParams:
     """
 
     n: int
-    """Answers to one prompt; only 1 is served."""
+    """Answers to one prompt, at most as many as run at once. Answer i draws its numbers with the seed after i others."""
     temperature: float
     """0..`MAX_TEMPERATURE`; logits are divided by it. 0, or anything below `GREEDY_BELOW`, takes the best token."""
     top_p: float
@@ -153,8 +153,6 @@ class SamplingParams:
 
     def _check_together(self) -> None:
         """Bounds of one option that another one sets."""
-        if self.n != 1:
-            raise InvalidInputError("n", self.n, "only 1 is served yet")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidInputError("min_tokens", self.min_tokens, f"must be at most max_tokens, which is {self.max_tokens}")
         if self.stop and not self.detokenize:
@@ -191,6 +189,7 @@ class SamplingParams:
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
             detokenize=self.detokenize,
+            n=self.n,
         )
 
 
@@ -217,6 +216,7 @@ class ResolvedSampling:
     include_stop_str_in_output: bool
     skip_special_tokens: bool
     detokenize: bool
+    n: int = 1
 
     @property
     def is_greedy(self) -> bool:
@@ -226,6 +226,11 @@ class ResolvedSampling:
     def stop_reason(self, token_id: int) -> int | None:
         """What vLLM reports for an end token: None for the model's own, else the id."""
         return None if token_id in self.eos_token_ids else token_id
+
+
+def child_seed(seed: int, child: int) -> int:
+    """The seed of answer `child` of a request: the next ones after its own, in the 64 bits that a seed has."""
+    return (seed + child + 2**63) % 2**64 - 2**63
 
 
 def collect_end_ids(*sources: int | Iterable[int] | None) -> frozenset[int]:

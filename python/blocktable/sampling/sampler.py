@@ -97,19 +97,29 @@ class Sampler:
         self._min_tokens[row] = 0
         self._end_ids[row] = 0
 
-    def sample(self, logits: torch.Tensor, rows: NDArray[np.integer], positions: NDArray[np.integer]) -> Sampled:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        children: NDArray[np.int64] | None = None,
+    ) -> Sampled:
         """Choose a token for each of K entries.
 
         `logits` [K, vocab] on any device, float32 (others are converted); its values may be overwritten. `rows` [K] names
         the row of each entry (a row may repeat), `positions` [K] which output of its request this is, from 0. Greedy rows
-        take the largest logit, of several the lowest id.
+        take the largest logit, of several the lowest id. `children` [K] says which answer of its request each entry is, where a
+        row stands for several: it draws with `child_seed`.
         """
         logits = logits.detach().float()
         self._mask_ends(logits, rows, positions)
         ids, largest = _best(logits)
         drawn = np.flatnonzero(self._is_random[rows] & np.isfinite(largest))
         if drawn.size:
-            ids[drawn] = self._draw_rows(logits, largest, drawn, rows[drawn], positions[drawn])
+            seeds = self._seed[rows[drawn]]
+            if children is not None:
+                seeds += children[drawn]  # modulo 2^64, as `child_seed`
+            ids[drawn] = self._draw_rows(logits, largest, drawn, rows[drawn], positions[drawn], seeds)
         lost = np.flatnonzero(~np.isfinite(largest))
         if not lost.size:
             return Sampled(ids)
@@ -145,11 +155,12 @@ class Sampler:
         drawn: NDArray[np.intp],
         rows: NDArray[np.integer],
         positions: NDArray[np.integer],
+        seeds: NDArray[np.int64],
     ) -> list[int]:
-        """Token ids of the entries `drawn`; `rows` and `positions` are theirs."""
+        """Token ids of the entries `drawn`; `rows`, `positions` and `seeds` are theirs."""
         on_host = _is_on_host(logits)
         chosen = logits.numpy() if on_host else logits[torch.from_numpy(drawn).to(logits.device)].cpu().numpy()
-        numbers = uniforms(self._seed[rows], positions.astype(np.int64)).tolist()
+        numbers = uniforms(seeds, positions.astype(np.int64)).tolist()
         options = zip(
             drawn.tolist() if on_host else range(len(drawn)),
             largest[drawn].tolist(),

@@ -7,7 +7,7 @@ every path that is none is behind the guard; the only open ones are the health r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -84,15 +84,22 @@ OPERATIONS = (
 )
 
 
-def make_app(serving: Serving, tenants: Tenants, *, health: Sequence[Route] = ()) -> Starlette:
-    """The application. `health`: routes that answer without a key, from memory.
+def make_app(
+    serving: Serving,
+    tenants: Tenants,
+    *,
+    health: Sequence[Route] = (),
+    when_prepared: Callable[[], object] = lambda: None,
+) -> Starlette:
+    """The application. `health`: routes that answer without a key, from memory. `when_prepared` is called when all that is read
+    at the start has been read.
 
     Whoever listens for it has to ask `Tenants.check_host` first. It closes `serving` when it ends, and not the engine.
     """
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
-        preparing = asyncio.ensure_future(serving.reader.prepare())
+        preparing = asyncio.ensure_future(_prepare(serving, when_prepared))
         try:
             yield
         finally:
@@ -114,6 +121,11 @@ def make_app(serving: Serving, tenants: Tenants, *, health: Sequence[Route] = ()
     )
     app.router.redirect_slashes = False  # a path is right or wrong
     return app
+
+
+async def _prepare(serving: Serving, when_prepared: Callable[[], object]) -> None:
+    await serving.reader.prepare()
+    when_prepared()
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:

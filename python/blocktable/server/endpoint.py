@@ -16,7 +16,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError, api_error
-from .guard import TENANT
+from .guard import SEND, TENANT
 from .limits import Limits
 from .operation import Operation
 from .protocol.reading import read
@@ -46,7 +46,7 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - every error is an answer
             await send_error(send, api_error(error))
             return
-        await _while_there(receive, self._answer(call, ask, send))
+        await _while_there(receive, self._answer(call, ask, scope[SEND]))
 
     async def _answer(self, call: Call, ask: Any, send: Send) -> None:
         limits = self._serving.limits

@@ -2,8 +2,8 @@
 
 Before: the routes have read, checked and tokenised what a client sent. After: an implementation carries it to an engine,
 which in production runs in a process of its own. Always: what crosses is plain records of bounded values, prompts are token
-ids; each request that was taken in ends with exactly one finished `Piece` or one typed error of `errors.py`; leaving a stream
-ends its request within one step.
+ids; each answer of a request that was taken in ends with exactly one finished `Piece`, or all of them with one typed error of
+`errors.py`; leaving a stream ends its request within one step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..engine.outputs import FinishReason
+from ..engine.outputs import FinishReason, RequestOutput
 from ..text.tokenizer_parts import TokenizerParts
 from .packed_map import BlockMap
 
@@ -64,7 +64,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """False: one piece at the end."""
 
 
-class Piece(msgspec.Struct, array_like=True):
+class Piece(msgspec.Struct, array_like=True, gc=False):
     """What is new in an answer since the piece before. What a slow reader missed is merged into one piece."""
 
     text: str
@@ -74,6 +74,16 @@ class Piece(msgspec.Struct, array_like=True):
     stop_reason: int | str | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; on every piece."""
+    index: int = 0
+    """Which answer of its request: `n` in the sampling asks for several."""
+
+
+def pieces_of(output: RequestOutput) -> list[Piece]:
+    """What an engine's output holds of each answer."""
+    return [
+        Piece(one.text, list(one.token_ids), one.finish_reason, one.stop_reason, output.num_cached_tokens, one.index)
+        for one in output.outputs
+    ]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ..engine.mailbox import Mailbox, Outbox
 from ..sampling.params import RequestOutputKind
-from .engine_client import Piece
+from .engine_client import Piece, pieces_of
 from .frames import frame
 from .wire import Beat, Dead, ErrorRecord, Pieces, Refused, Report
 
@@ -27,19 +27,21 @@ class WireMailbox(Mailbox):
     def __init__(self, outbox: Outbox, request_id: str, kind: RequestOutputKind, number: int, sender: Sender) -> None:
         super().__init__(outbox, request_id, kind)
         self.number = number
+        self.is_over = False
+        """Its end was taken."""
         self._sender = sender
 
     def wake(self) -> None:
         """Have it read by the sender. At most once between two reads."""
         self._sender.post(self)
 
-    def piece(self) -> Piece | None:
-        """What came since the last time. Raises the error that ended it."""
+    def pieces(self) -> list[Piece]:
+        """What came since the last time, of each answer. Raises the error that ended them."""
         output = self.take()
         if output is None:
-            return None
-        answer = output.outputs[0]
-        return Piece(answer.text, list(answer.token_ids), answer.finish_reason, answer.stop_reason, output.num_cached_tokens)
+            return []
+        self.is_over = output.finished
+        return pieces_of(output)
 
 
 class Sender:
@@ -107,14 +109,13 @@ class Sender:
 
     def _read(self, mailbox: WireMailbox, numbers: list[int], pieces: list[Piece], others: list[Report]) -> None:
         try:
-            piece = mailbox.piece()
+            new = mailbox.pieces()
         except Exception as error:  # noqa: BLE001 - whatever ended the request is for its reader
             self._on_end(mailbox.number)
             others.append(Refused(mailbox.number, ErrorRecord.of(error)))
             return
-        if piece is None:
-            return
-        numbers.append(mailbox.number)
-        pieces.append(piece)
-        if piece.finish_reason is not None:
+        for piece in new:
+            numbers.append(mailbox.number)
+            pieces.append(piece)
+        if mailbox.is_over:
             self._on_end(mailbox.number)

@@ -70,7 +70,7 @@ def api_error(error: BaseException) -> ApiError:
         case UnknownOptionError():
             return ApiError(400, str(error), param=error.field, code="unknown_field")
         case InvalidInputError():
-            code = "not_served" if "not served" in error.bound or "only 1 is served" in error.bound else "invalid_value"
+            code = "not_served" if "not served" in error.bound else "invalid_value"
             return ApiError(400, str(error), param=error.field, code=code)
         case NeverFitsError():
             return ApiError(400, str(error), param="prompt", code="never_fits")

@@ -1,7 +1,7 @@
 """A request for text on its way: what is asked of the engine, and what all its answers have in common.
 
 Before: `completions.py` and `chat.py` have read prompts. After: `answers.py` has a stream for each answer. Always: the tenant
-is the key's; n answers are n requests that share their prompt's blocks, each with a seed of its own.
+is the key's; n answers to a prompt are one request, or as few as the engine can run; each has a seed of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..sampling.params import SamplingParams
+from ..sampling.params import SamplingParams, child_seed
 from .answers import check_end, merged
 from .engine_client import EngineRequest, Piece
 from .errors import disagree
@@ -82,11 +82,12 @@ class Generation:
         self._engine = serving.engine
         self._num_prompt_tokens = sum(map(len, prompts))
         deadlines = [one for one in (ask.deadline_s, serving.limits.max_request_s) if one is not None]
-        self._requests = [
-            EngineRequest(
-                request_id=f"{self.id}-{place}",
-                prompt_token_ids=prompts[place // self.n],
-                sampling=_own_seed(sampling, place % self.n),
+        at_once = min(self.n, serving.engine.info.max_num_seqs)
+        self._requests = {
+            place * self.n + first: EngineRequest(
+                request_id=f"{self.id}-{place * self.n + first}",
+                prompt_token_ids=prompt,
+                sampling=_part(sampling, first, min(at_once, self.n - first)),
                 cache_salt=ask.cache_salt,
                 tenant=call.tenant,
                 priority=ask.priority or 0,
@@ -94,21 +95,23 @@ class Generation:
                 deadline_s=min(deadlines, default=None),
                 is_streamed=bool(ask.stream),
             )
-            for place in range(len(prompts) * self.n)
-        ]
-        self.tallies = [Tally() for _ in self._requests]
+            for place, prompt in enumerate(prompts)
+            for first in range(0, self.n, at_once)
+        }  # by their first answer's place
+        self.tallies = [Tally() for _ in range(len(prompts) * self.n)]
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """(which answer, what is new in it). Leaving it ends all answers."""
-        streams = [self._engine.generate(request) for request in self._requests]
+        streams = {first: self._engine.generate(request) for first, request in self._requests.items()}
         if len(streams) == 1:  # the usual case has a layer less for each piece
             async with aclosing(streams[0]) as only:
                 async for piece in only:
-                    self.tallies[0].add(piece)
-                    yield 0, piece
+                    self.tallies[piece.index].add(piece)
+                    yield piece.index, piece
             return
         async with aclosing(merged(streams)) as stream:
-            async for place, piece in stream:
+            async for first, piece in stream:
+                place = first + piece.index
                 self.tallies[place].add(piece)
                 yield place, piece
 
@@ -135,8 +138,9 @@ def check_together(ask: GenerationRequest, sampling: dict[str, Any]) -> None:
     SamplingParams(**sampling)
 
 
-def _own_seed(sampling: dict[str, Any], place: int) -> dict[str, Any]:
-    """Of n answers with one seed each draws its own numbers: the next seeds, in the 64 bits that they have."""
-    if "seed" not in sampling or place == 0:
-        return sampling
-    return sampling | {"seed": (sampling["seed"] + place + 2**63) % 2**64 - 2**63}
+def _part(sampling: dict[str, Any], first: int, count: int) -> dict[str, Any]:
+    """Of the request for `count` answers from `first` on: the numbers that they draw are the same in whatever parts."""
+    own = {"n": count} if count > 1 else {}
+    if "seed" in sampling and first:
+        own["seed"] = child_seed(sampling["seed"], first)
+    return sampling | own

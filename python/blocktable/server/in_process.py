@@ -16,7 +16,7 @@ from ..engine.async_llm import AsyncLLM
 from ..errors import InvalidInputError
 from ..sampling.params import RequestOutputKind, SamplingParams
 from ..text.tokenizer_parts import TokenizerParts
-from .engine_client import EngineInfo, EngineRequest, EngineState, Piece, Progress
+from .engine_client import EngineInfo, EngineRequest, EngineState, Piece, Progress, pieces_of
 from .engine_process import engine_info
 from .packed_map import BlockMap
 from .snapshot import engine_snapshot, stall_report
@@ -78,9 +78,8 @@ class InProcessEngine:
         )
         async with aclosing(outputs):
             async for output in outputs:
-                answer = output.outputs[0]
-                ids = list(answer.token_ids)
-                yield Piece(answer.text, ids, answer.finish_reason, answer.stop_reason, output.num_cached_tokens)
+                for piece in pieces_of(output):
+                    yield piece
 
     async def snapshot(self) -> dict[str, Any]:
         """See `EngineClient`."""

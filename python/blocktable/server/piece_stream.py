@@ -14,14 +14,13 @@ from .engine_client import Piece
 class PieceStream:
     """Of one request. Used on one event loop only."""
 
-    __slots__ = ("_bell", "_error", "_latest", "_texts", "_token_ids", "is_over")
+    __slots__ = ("_bell", "_error", "_num_left", "_unread", "is_over")
 
-    def __init__(self) -> None:
+    def __init__(self, num_answers: int = 1) -> None:
         self.is_over = False
-        """Its end has come; perhaps nobody took it yet."""
-        self._latest: Piece | None = None
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
+        """The end of all its answers has come; perhaps nobody took it yet."""
+        self._num_left = num_answers
+        self._unread: dict[int, list[Piece]] = {}  # by the answer's index, none of them empty
         self._error: Exception | None = None
         self._bell: asyncio.Future[None] | None = None
 
@@ -29,11 +28,14 @@ class PieceStream:
         """One more piece. After the end it is dropped."""
         if self.is_over:
             return
-        if self._latest is not None:
-            self._texts.append(self._latest.text)
-            self._token_ids += self._latest.token_ids
-        self._latest = piece
-        self.is_over = piece.finish_reason is not None
+        unread = self._unread.get(piece.index)
+        if unread is None:
+            self._unread[piece.index] = [piece]
+        else:
+            unread.append(piece)
+        if piece.finish_reason is not None:
+            self._num_left -= 1
+            self.is_over = self._num_left == 0
         self._ring()
 
     def fail(self, error: Exception) -> None:
@@ -45,27 +47,26 @@ class PieceStream:
         self._ring()
 
     async def get(self) -> Piece:
-        """What came since the last time, as one piece; waits for it. Raises the error that ended it."""
+        """What came of an answer since the last time, as one piece; waits for it. Raises the error that ended it."""
         while True:
             if self._error is not None:
                 raise self._error
-            piece = self._latest
-            if piece is not None:
-                return self._taken(piece)
+            if self._unread:
+                return _joined(self._unread.pop(next(iter(self._unread))))
             self._bell = asyncio.get_running_loop().create_future()
             try:
                 await self._bell
             finally:
                 self._bell = None
 
-    def _taken(self, piece: Piece) -> Piece:
-        self._latest = None
-        if self._texts:
-            piece.text = "".join([*self._texts, piece.text])
-            piece.token_ids = self._token_ids + piece.token_ids
-            self._texts, self._token_ids = [], []
-        return piece
-
     def _ring(self) -> None:
         if self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    last = pieces[-1]
+    if len(pieces) > 1:
+        last.text = "".join([piece.text for piece in pieces])
+        last.token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
+    return last

@@ -152,17 +152,17 @@ class ProcessClient(asyncio.Protocol):
         if error is not None:
             raise error
         self._check_room()
-        number, stream = next(self._numbers), PieceStream()
+        num_answers = request.sampling.get("n", 1)
+        number, stream = next(self._numbers), PieceStream(num_answers)
         if not self._streams:
             self._moved_at = time.monotonic()
         self._streams[number] = stream
         try:
             self._send(Submit(number, request))
-            while True:
+            while num_answers > 0:
                 piece = await stream.get()
+                num_answers -= piece.finish_reason is not None
                 yield piece
-                if piece.finish_reason is not None:
-                    return
         finally:
             if not stream.is_over:
                 self._close_stream(number)
@@ -244,7 +244,7 @@ class ProcessClient(asyncio.Protocol):
                 stream = streams.get(number)
                 if stream is not None:
                     stream.put(piece)
-                    if piece.finish_reason is not None:
+                    if stream.is_over:
                         self._close_stream(number)
         elif isinstance(report, Beat):
             self._take_beat(report)

@@ -71,7 +71,8 @@ class WatchedRequest:
     def __init__(self, figures: RequestFigures, request: EngineRequest) -> None:
         self._figures = figures
         self.request = request
-        self.begun_s = self._last_s = time.monotonic()
+        self.begun_s = time.monotonic()
+        self._last_s: dict[int, float] = {}  # by the answer's index
         self.first_s: float | None = None
         self.num_outputs = 0
         self.num_cached = 0
@@ -83,14 +84,15 @@ class WatchedRequest:
             return
         now = time.monotonic()
         figures = self._figures
+        last_s = self._last_s.get(piece.index)
         if self.first_s is None:
             self.first_s = now
             figures.first_token_s.observe(now - self.begun_s)
-            if count > 1 and self.request.is_streamed:
-                figures.between_tokens_s.observe(0.0, count - 1)
-        else:
-            figures.between_tokens_s.observe((now - self._last_s) / count, count)
-        self._last_s = now
+        if last_s is not None:
+            figures.between_tokens_s.observe((now - last_s) / count, count)
+        elif count > 1 and self.request.is_streamed:
+            figures.between_tokens_s.observe(0.0, count - 1)
+        self._last_s[piece.index] = now
         self.num_outputs += count
         self.num_cached = piece.num_cached_tokens or 0
 
@@ -111,8 +113,10 @@ class WatchedRequest:
         limit = request.sampling.get("max_tokens")
         if isinstance(limit, int):
             figures.max_tokens.observe(limit)
-        if self.first_s is not None and self.num_outputs > 1 and request.is_streamed:
-            figures.per_output_token_s.observe((self._last_s - self.first_s) / (self.num_outputs - 1))
+        num_answers = len(self._last_s)
+        if self.first_s is not None and self.num_outputs > num_answers and request.is_streamed:
+            later = (self.num_outputs - num_answers) / num_answers
+            figures.per_output_token_s.observe((max(self._last_s.values()) - self.first_s) / later)
         tell(
             logger,
             Event.REQUEST_ENDED,

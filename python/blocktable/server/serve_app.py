@@ -6,6 +6,7 @@ is refused before anything is started.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 
 from starlette.routing import Route
@@ -26,6 +27,13 @@ def make_serve_app(options: ServeOptions) -> Callable[[EngineClient, Sequence[Ro
     names = () if options.served_model_name is None else (options.served_model_name,)
 
     def make(engine: EngineClient, health: Sequence[Route]) -> ASGIApp:
-        return make_app(Serving.of(engine, options.limits, names), tenants, health=health)
+        serving = Serving.of(engine, options.limits, names)
+        return make_app(serving, tenants, health=health, when_prepared=_settle_memory)
 
     return make
+
+
+def _settle_memory() -> None:
+    """What reading the tokenizer made stays: it is looked through by no collection any more."""
+    gc.collect()
+    gc.freeze()

@@ -13,6 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 
 import uvicorn
 from starlette.routing import Route
@@ -41,6 +42,15 @@ BACKLOG = 4096
 
 MakeApp = Callable[[EngineClient, Sequence[Route]], ASGIApp]
 """Makes the clients' app, which asks that engine and answers those routes of health. The engine may not be ready yet."""
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where there is one: a streamed token costs less on it."""
+    if find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
 
 
 class ServerProcess:
