@@ -107,6 +107,8 @@ def test_names_of_events_are_stable() -> None:
         "request.ended",
         "server.drain_begun",
         "server.drain_ended",
+        "server.keys_read",
+        "server.keys_refused",
         "server.started",
         "server.stopped",
     ]

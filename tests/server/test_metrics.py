@@ -18,13 +18,17 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from blocktable.errors import BlocktableError
+from blocktable.errors import BlocktableError, EngineDeadError
 from blocktable.server import metrics as metrics_module
+from blocktable.server.engine_client import Piece, Times
 from blocktable.server.metrics import SERIES, Metrics
-from blocktable.server.request_watch import MAX_TENANTS, RequestFigures, WatchedClient
+from blocktable.server.request_watch import MAX_TENANTS, RequestFigures, WatchedClient, WatchedRequest
 from blocktable.server.supervisor import Supervisor
 
+from .fake_engine import FakeEngine
 from .processes import Launch, read, request
+
+TIMES = Times(10.0, 12.0, 15.0, 20.0, [(16.0, 17.0)])
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +50,12 @@ MOVED_BY = {
     "vllm:request_prompt_tokens": "answers",
     "vllm:request_generation_tokens": "answers",
     "vllm:request_params_max_tokens": "answers",
+    "vllm:request_params_n": "answers",
+    "vllm:request_queue_time_seconds": "answers",
+    "vllm:request_prefill_time_seconds": "answers",
+    "vllm:request_decode_time_seconds": "answers",
+    "vllm:request_inference_time_seconds": "answers",
+    "vllm:cache_config_info": "death",
     "blocktable:kv_blocks": "crowd",
     "blocktable:internal_fragmentation_ratio": "answers",
     "blocktable:kv_rows_taken": "answers",
@@ -268,9 +278,38 @@ def test_every_metric_that_the_dashboard_names_exists() -> None:
     assert len(named) > 20
 
 
-def test_the_operators_page_tells_of_every_metric() -> None:
+def test_the_operators_page_tells_of_every_metric_once_and_in_the_same_words() -> None:
     page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    assert [series.name for series in SERIES if f"`{series.name}`" not in page] == []
+    told = [line for line in page.splitlines() if re.match(r"\| `(vllm|blocktable):", line)]
+    assert told == [f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.meaning} |" for one in SERIES]
+
+
+def test_the_phases_of_a_request_add_up() -> None:
+    figures = RequestFigures()
+    watched = WatchedRequest(figures, request([1, 2], 5, "a", tenant="acme"))
+    watched.saw(Piece("x", [1], None))
+    watched.saw(Piece("yz", [2, 3], "length", times=TIMES))
+    watched.ended("length")
+    found = [getattr(figures, f"{name}_s").sum for name in ("queued", "prefill", "decode", "inference")]
+    assert found == [2.0, 3.0, 5.0, 8.0]
+    assert figures.num_answers.buckets()[0] == ("1", 1.0)
+
+
+def test_the_model_is_called_in_metrics_as_clients_call_it() -> None:
+    class Dead(FakeEngine):
+        async def snapshot(self) -> dict[str, Any]:
+            raise EngineDeadError("so that its own series are left out")
+
+    scrape = asyncio.run(Metrics(Dead(), RequestFigures(), model_name="chat").text())[0].decode()
+    assert 'model_name="chat"' in scrape
+    assert 'model_name="fake"' not in scrape
+
+
+def test_the_cache_is_told_as_it_is_made(scraped: dict[str, list[Values]]) -> None:
+    [(labels, value)] = scraped["answers"][-1]["vllm:cache_config_info"].items()
+    told = json.loads(labels)
+    assert [told[name] for name in ("block_size", "num_gpu_blocks", "cache_dtype")] == ["8", "40", "float32"]
+    assert value == 1.0
 
 
 def _exported() -> set[str]:

@@ -96,3 +96,35 @@ def test_the_log_has_a_line_for_each_request_and_no_prompt(command: Command) -> 
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     assert any(line.get("tenant") == "second" for line in lines)
     assert "secret" not in text
+
+
+def test_the_keys_are_read_again_on_sighup_and_nobody_is_dropped(command: Command) -> None:
+    """Who streams goes on, though its key is gone; a file that is bad changes nothing."""
+    path = command.log.parent / "keys"
+    before = path.read_text()
+    key, line = new_key("third")
+
+    def status(given: str) -> int:
+        headers = {"authorization": f"Bearer {given}"}
+        return httpx.get(f"{command.url}/v1/models", headers=headers, trust_env=False).status_code
+
+    def read_again(text: str, event: str) -> None:
+        told = command.log.read_text().count(event)
+        path.write_text(text)
+        command.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: command.log.read_text().count(event) > told, event)
+
+    assert [status(one) for one in (command.keys[0], key)] == [200, 401]
+    with command.client() as client:
+        ask = {"model": "tiny", "prompt": "Once", "max_tokens": 100, "temperature": 0, "extra_body": {"ignore_eos": True}}
+        stream = client.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+        first = next(stream)
+        read_again(line, "server.keys_read")
+        assert [status(one) for one in (command.keys[0], key)] == [401, 200]
+        *_, last = [first, *stream]
+        assert last.usage.completion_tokens == 100
+    read_again("third in the clear", "server.keys_refused")
+    assert "in the clear" not in command.log.read_text()
+    assert status(key) == 200
+    read_again(before, "server.keys_read")
+    assert [status(one) for one in (command.keys[0], key)] == [200, 401]

@@ -27,7 +27,7 @@ def main(folder: str, options: Mapping[str, Any]) -> None:
 async def _serve(folder: str, options: Mapping[str, Any]) -> None:
     from ..server.options import read_options
     from ..server.process_client import EngineLaunch
-    from ..server.serve_app import make_serve_app
+    from ..server.serve_app import ServeApp
     from ..server.server_process import ServerProcess
 
     own, real = split(options, OWN)
@@ -38,7 +38,7 @@ async def _serve(folder: str, options: Mapping[str, Any]) -> None:
         builder="blocktable.bench.counting_engine:build",
         log_level="warning",
     )
-    server = ServerProcess(given, make_serve_app(given), launch=launch)
+    server = ServerProcess(given, ServeApp(given), launch=launch)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.end)
     await server.run(lambda text: print(text, file=sys.stderr, flush=True))
 

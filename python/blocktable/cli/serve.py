@@ -1,8 +1,8 @@
 """`blocktable serve`: what an operator runs in production.
 
 Before: `command.py` has parsed the flags. After: `server/server_process.py`. Always: SIGTERM (or Ctrl-C) drains, the second
-one ends the process now, and in either case no process is left behind. Exit codes: 0 asked to end, 1 the engine died for good,
-2 bad input, 128 + signal at once.
+one ends the process now, SIGHUP has the file of keys read again where there is one, and no process is left behind. Exit codes:
+0 asked to end, 1 the engine died for good, 2 bad input, 128 + signal at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..model.small_model import resolve_shorthand
 if TYPE_CHECKING:
     from ..server.logs import LineWriter
     from ..server.options import ServeOptions
-    from ..server.server_process import MakeApp
+    from ..server.serve_app import ServeApp
 
 DESCRIPTION = """\
 Serve a model over OpenAI's API. Every option may also stand in the environment (BLOCKTABLE_MAX_NUM_SEQS=64) or in a TOML file
@@ -36,7 +36,7 @@ examples:
   blocktable serve ./my-model --port 9000 --max-num-seqs 64 --num-blocks 20000
   blocktable serve --config /etc/blocktable.toml
 
-SIGTERM lets running requests finish (--drain-timeout-s); a second one ends the process at once.
+SIGTERM lets running requests finish (--drain-timeout-s); a second one ends the process at once. SIGHUP reads the keys again.
 exit codes: 0 asked to end, 1 the engine died for good, 2 bad input, 128 + signal ended at once
 """
 
@@ -55,13 +55,13 @@ def run(given: argparse.Namespace) -> int:
     check_extra()
     from ..server.logs import write_logs
     from ..server.options import read_options
-    from ..server.serve_app import make_serve_app
+    from ..server.serve_app import ServeApp
     from ..server.server_process import loop_factory
 
     options = read_options(vars(given), os.environ)
     name = options.served_model_name or options.model
     options = replace(options, model=resolve_shorthand(options.model), served_model_name=name)
-    make_app = make_serve_app(options)
+    app = ServeApp(options)
     logs = write_logs(options.log_level, is_json=options.log_format == "json")
     if not options.log_requests:
         import logging
@@ -69,7 +69,7 @@ def run(given: argparse.Namespace) -> int:
         logging.getLogger("blocktable.requests").setLevel("WARNING")
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_serve(options, make_app, logs))
+            return runner.run(_serve(options, app, logs))
     finally:
         logs.end()
 
@@ -89,10 +89,10 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
-async def _serve(options: ServeOptions, make_app: MakeApp, logs: LineWriter) -> int:
+async def _serve(options: ServeOptions, app: ServeApp, logs: LineWriter) -> int:
     from ..server.server_process import ServerProcess
 
-    server = ServerProcess(options, make_app, logs=logs)
+    server = ServerProcess(options, app, logs=logs)
     loop = asyncio.get_running_loop()
     seen = 0
 
@@ -106,9 +106,11 @@ async def _serve(options: ServeOptions, make_app: MakeApp, logs: LineWriter) -> 
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    if options.api_key_file is not None:
+        loop.add_signal_handler(signal.SIGHUP, app.read_keys)
     try:
         died = await server.run(_say)
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
     return 0 if died is None else 1

@@ -20,7 +20,7 @@ from ..errors import EngineDeadError, InvalidInputError
 from ..retention import KvCacheRetentionConfig
 from ..sampling.params import RequestOutputKind, SamplingParams
 from ..text.tokenizer import Tokenizer
-from .build import build_engine
+from .build import Engine, build_engine
 from .config import EngineConfig
 from .cpu_budget import usable_cpus
 from .intake import Job, Wishes, WishOptions
@@ -57,6 +57,16 @@ class AsyncLLM:
     def config(self) -> EngineConfig:
         """What the engine was built from, with what the model left to decide."""
         return self._engine.config
+
+    @property
+    def engine(self) -> Engine:
+        """What was built: to look at, as a server does, not to drive."""
+        return self._engine
+
+    @property
+    def step_thread(self) -> StepThread:
+        """The thread that runs the steps: to look at, likewise."""
+        return self._thread
 
     @property
     def scheduler(self) -> Scheduler:

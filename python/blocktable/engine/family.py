@@ -52,8 +52,10 @@ class Family:
         last = [one.last_token_ts for one in all_of if one.last_token_ts is not None]
         return RequestMetrics(
             arrival_time=all_of[0].arrival_time,
+            scheduled_ts=all_of[0].scheduled_ts,
             first_token_ts=min(first, default=None),
             last_token_ts=max(last, default=None),
             num_generation_tokens=sum(one.num_generation_tokens for one in all_of),
             num_preemptions=sum(one.num_preemptions for one in all_of),
+            preempted=sorted(while_lost for one in all_of for while_lost in one.preempted),
         )

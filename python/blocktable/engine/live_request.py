@@ -53,6 +53,12 @@ class LiveRequest:
     """Outputs while it has no row."""
     num_cached: int | None = None
     num_preemptions: int = 0
+    scheduled_ns: int | None = None
+    """When it was admitted for the first time."""
+    lost_ns: int | None = None
+    """When it lost its row, while it has none again."""
+    preempted: list[tuple[float, float]] = field(default_factory=list, repr=False)
+    """See `RequestMetrics.preempted`."""
     error: Exception | None = field(default=None, repr=False)
     """Why it ended with an error."""
     is_ended: bool = False
@@ -60,6 +66,19 @@ class LiveRequest:
     """Which answer of its request it is."""
     family: Family | None = field(default=None, repr=False)
     """All answers of its request, if there are several."""
+
+    def enters(self, now_ns: int) -> None:
+        """It gets a row."""
+        if self.scheduled_ns is None:
+            self.scheduled_ns = now_ns
+        if self.lost_ns is not None:
+            self.preempted.append((self.lost_ns / NANOSECONDS, now_ns / NANOSECONDS))
+            self.lost_ns = None
+
+    def loses(self, now_ns: int) -> None:
+        """It was preempted."""
+        self.num_preemptions += 1
+        self.lost_ns = now_ns
 
     def take_token(self, token_id: int, *, ended_by_token: bool) -> str:
         """One more output token of a request whose text runs along: the piece of text that it made whole, perhaps none."""
@@ -132,8 +151,10 @@ class LiveRequest:
         count = len(outputs.token_ids)
         return RequestMetrics(
             arrival_time=self.arrived_ns / NANOSECONDS,
+            scheduled_ts=None if self.scheduled_ns is None else self.scheduled_ns / NANOSECONDS,
             first_token_ts=outputs.first_ns / NANOSECONDS if count else None,
             last_token_ts=outputs.last_ns / NANOSECONDS if count else None,
             num_generation_tokens=count,
             num_preemptions=self.num_preemptions,
+            preempted=tuple(self.preempted),
         )

@@ -46,6 +46,8 @@ class RequestMetrics:
 
     arrival_time: float
     """Submitted."""
+    scheduled_ts: float | None = None
+    """The plan that admitted it for the first time."""
     first_token_ts: float | None = None
     """The commit that brought its first output token."""
     last_token_ts: float | None = None
@@ -54,6 +56,8 @@ class RequestMetrics:
     """Output tokens so far."""
     num_preemptions: int = 0
     """Times that it lost its blocks and was computed again."""
+    preempted: Sequence[tuple[float, float]] = ()
+    """From when to when it had lost them, each time that it got blocks again."""
 
     def add_tokens(self, count: int, now: float) -> None:
         """`count` output tokens came at `now`."""

@@ -389,7 +389,7 @@ class StepLoop:
                 continue
             first.family.has_parted = True
             request = first.family.members[child]
-            request.num_cached = first.num_cached
+            request.num_cached, request.scheduled_ns = first.num_cached, first.scheduled_ns
             request.saved = SavedOutputs(np.array([token_id], dtype=np.int32), now_ns, now_ns)
             code = ended.pop(request.id, None)
             if request.text is not None:
@@ -453,7 +453,7 @@ class StepLoop:
     def _leave_row(self, number: int) -> None:
         request = self._requests.get(number)
         if request is not None:
-            request.num_preemptions += 1
+            request.loses(time.perf_counter_ns())
             self._rows.leave(request)
 
     def _enter_row(self, number: int, row: int) -> None:
@@ -462,6 +462,7 @@ class StepLoop:
             # An interrupt fell between its submit and our note of it: nobody waits for it.
             self.scheduler.abort(number)
             return
+        request.enters(time.perf_counter_ns())
         self._rows.enter(request, row)
         if request.num_cached is None:
             request.num_cached = self.scheduler.num_cached_tokens(number)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..engine.outputs import FinishReason, RequestOutput
+from ..engine.outputs import FinishReason, RequestMetrics, RequestOutput
 from ..text.tokenizer_parts import TokenizerParts
 from .packed_map import BlockMap
 
@@ -64,6 +64,19 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """False: one piece at the end."""
 
 
+class Times(msgspec.Struct, array_like=True):
+    """When things happened to a request in the engine: seconds of the machine's monotonic clock, None for what did not."""
+
+    arrived_s: float
+    scheduled_s: float | None = None
+    """It was admitted for the first time."""
+    first_s: float | None = None
+    last_s: float | None = None
+    """Of its tokens."""
+    preempted: list[tuple[float, float]] = []
+    """From when to when it had lost its blocks."""
+
+
 class Piece(msgspec.Struct, array_like=True, gc=False):
     """What is new in an answer since the piece before. What a slow reader missed is merged into one piece."""
 
@@ -76,14 +89,23 @@ class Piece(msgspec.Struct, array_like=True, gc=False):
     """Prompt tokens found in the prefix cache; on every piece."""
     index: int = 0
     """Which answer of its request: `n` in the sampling asks for several."""
+    times: Times | None = None
+    """On the last piece of a request."""
 
 
 def pieces_of(output: RequestOutput) -> list[Piece]:
     """What an engine's output holds of each answer."""
-    return [
+    pieces = [
         Piece(one.text, list(one.token_ids), one.finish_reason, one.stop_reason, output.num_cached_tokens, one.index)
         for one in output.outputs
     ]
+    if output.finished and output.metrics is not None:
+        pieces[-1].times = _times_of(output.metrics)
+    return pieces
+
+
+def _times_of(told: RequestMetrics) -> Times:
+    return Times(told.arrival_time, told.scheduled_ts, told.first_token_ts, told.last_token_ts, list(told.preempted))
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

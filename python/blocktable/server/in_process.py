@@ -35,7 +35,7 @@ class InProcessEngine:
     @property
     def info(self) -> EngineInfo:
         """See `EngineClient`."""
-        return engine_info(self._engine._engine)
+        return engine_info(self._engine.engine)
 
     @property
     def state(self) -> EngineState:
@@ -83,11 +83,11 @@ class InProcessEngine:
 
     async def snapshot(self) -> dict[str, Any]:
         """See `EngineClient`."""
-        return engine_snapshot(self._engine._engine.loop)
+        return engine_snapshot(self._engine.engine.loop)
 
     async def stall(self) -> dict[str, Any]:
         """See `EngineClient`."""
-        thread = self._engine._thread
+        thread = self._engine.step_thread
         live = [(ticket.mailbox.request_id, ticket.number) for ticket in thread.live_tickets]
         return stall_report(self._engine.scheduler, live, thread.native_thread)
 

@@ -27,6 +27,8 @@ class Event(Enum):
 
     SERVER_STARTED = "server.started"
     SERVER_STOPPED = "server.stopped"
+    KEYS_READ = "server.keys_read"
+    KEYS_REFUSED = "server.keys_refused"
     DRAIN_BEGUN = "server.drain_begun"
     DRAIN_ENDED = "server.drain_ended"
     ENGINE_STARTING = "engine.starting"

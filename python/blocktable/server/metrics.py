@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..errors import BlocktableError
-from .engine_client import EngineClient, EngineState, Progress
+from .engine_client import EngineClient, EngineInfo, EngineState, Progress
 from .histogram import Histogram
 from .request_watch import RequestFigures
 from .snapshot import resident_bytes
@@ -46,6 +46,7 @@ class Sources:
     requests: RequestFigures
     progress: Progress
     state: EngineState
+    info: EngineInfo | None
     num_deaths: int
     lost_log_lines: int
 
@@ -115,6 +116,10 @@ def _lost_lines(sources: Sources) -> Values:
     yield ("server",), sources.lost_log_lines
     if sources.engine is not None:
         yield ("engine",), sources.engine["lost_log_lines"]
+
+
+def _cache_config(info: EngineInfo) -> tuple[str, ...]:
+    return str(info.block_size), str(info.num_blocks), info.dtype
 
 
 def _tenant_tokens(kind: str) -> Callable[[Sources], Values]:
@@ -193,6 +198,48 @@ SERIES: tuple[Series, ...] = (
         "What requests asked as max_tokens.",
         _histogram("max_tokens"),
         of_engine=False,
+    ),
+    Series(
+        "vllm:request_params_n",
+        "histogram",
+        "How many answers requests asked for.",
+        _histogram("num_answers"),
+        of_engine=False,
+    ),
+    Series(
+        "vllm:request_queue_time_seconds",
+        "histogram",
+        "From a request's arrival in the engine to its first admission.",
+        _histogram("queued_s"),
+        of_engine=False,
+    ),
+    Series(
+        "vllm:request_prefill_time_seconds",
+        "histogram",
+        "From its first admission to its first token.",
+        _histogram("prefill_s"),
+        of_engine=False,
+    ),
+    Series(
+        "vllm:request_decode_time_seconds",
+        "histogram",
+        "From its first token to its last.",
+        _histogram("decode_s"),
+        of_engine=False,
+    ),
+    Series(
+        "vllm:request_inference_time_seconds",
+        "histogram",
+        "From its first admission to its last token.",
+        _histogram("inference_s"),
+        of_engine=False,
+    ),
+    Series(
+        "vllm:cache_config_info",
+        "gauge",
+        "Always 1: its labels tell how the KV cache is made.",
+        lambda sources: [] if sources.info is None else [(_cache_config(sources.info), 1.0)],
+        labels=("block_size", "num_gpu_blocks", "cache_dtype"),
     ),
     # Blocks.
     Series(
@@ -406,7 +453,10 @@ class Metrics:
         *,
         num_deaths: Callable[[], int] = lambda: 0,
         lost_log_lines: Callable[[], int] = lambda: 0,
+        model_name: str | None = None,
     ) -> None:
+        """`model_name`: what clients call the model; None = as the engine does."""
+        self._model_name = model_name
         self._client = client
         self._requests = requests
         self._num_deaths = num_deaths
@@ -422,11 +472,13 @@ class Metrics:
             requests=self._requests,
             progress=self._client.progress,
             state=self._client.state,
+            info=self._info(),
             num_deaths=self._num_deaths(),
             lost_log_lines=self._lost_log_lines(),
         )
         registry = CollectorRegistry()
-        registry.register(_Table(sources, self._model_name()))
+        name = self._model_name or ("" if sources.info is None else sources.info.model)
+        registry.register(_Table(sources, name))
         encode, content_type = choose_encoder(accept or "")
         return encode(registry), content_type
 
@@ -440,11 +492,11 @@ class Metrics:
                 self._asked_at = time.monotonic()
             return self._snapshot
 
-    def _model_name(self) -> str:
+    def _info(self) -> EngineInfo | None:
         try:
-            return self._client.info.model
+            return self._client.info
         except BlocktableError:
-            return ""
+            return None
 
 
 class _Table(Collector):

@@ -78,6 +78,8 @@ class ServeOptions:
     """A line for each request that ended."""
     log_prompts: bool = False
     """Prompts stand in those lines, as token ids."""
+    otlp_traces_endpoint: str | None = None
+    """Where traces of requests go, by OTLP over HTTP (http://collector:4318/v1/traces); None = there are none."""
     limits: Limits = field(default_factory=Limits)
     """Of one client; its fields are options too."""
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -87,7 +89,7 @@ class ServeOptions:
     def __post_init__(self) -> None:
         for name in ("model", "host", "admin_host"):
             _need_text(name, getattr(self, name))
-        for name in ("served_model_name", "api_key_file"):
+        for name in ("served_model_name", "api_key_file", "otlp_traces_endpoint"):
             if getattr(self, name) is not None:
                 _need_text(name, getattr(self, name))
         for name in ("port", "admin_port"):

@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 from ..errors import BlocktableError, EngineDeadError
 from ..text.tokenizer_parts import TokenizerParts
-from .engine_client import EngineClient, EngineInfo, EngineRequest, EngineState, Piece, Progress
+from .engine_client import EngineClient, EngineInfo, EngineRequest, EngineState, Piece, Progress, Times
 from .histogram import COUNTS, FIRST_S, SHORT_S, WHOLE_S, Histogram
 from .logs import Event, tell
 from .packed_map import BlockMap
+from .tracing import Tracing
 
 logger = logging.getLogger("blocktable.requests")
 
@@ -41,6 +42,11 @@ class RequestFigures:
         self.prompt_tokens = Histogram(COUNTS)
         self.output_tokens = Histogram(COUNTS)
         self.max_tokens = Histogram(COUNTS)
+        self.num_answers = Histogram(COUNTS)
+        self.queued_s = Histogram(WHOLE_S)
+        self.prefill_s = Histogram(WHOLE_S)
+        self.decode_s = Histogram(WHOLE_S)
+        self.inference_s = Histogram(WHOLE_S)
         self.num_open = 0
         self.num_faults = 0
         """Times that noting something failed."""
@@ -66,7 +72,7 @@ class RequestFigures:
 class WatchedRequest:
     """One request while it passes. Times are of one monotonic clock."""
 
-    __slots__ = ("_figures", "_last_s", "begun_s", "first_s", "num_cached", "num_outputs", "request")
+    __slots__ = ("_figures", "_last_s", "begun_s", "first_s", "num_cached", "num_outputs", "request", "times")
 
     def __init__(self, figures: RequestFigures, request: EngineRequest) -> None:
         self._figures = figures
@@ -76,10 +82,13 @@ class WatchedRequest:
         self.first_s: float | None = None
         self.num_outputs = 0
         self.num_cached = 0
+        self.times: Times | None = None
 
     def saw(self, piece: Piece) -> None:
         """A piece passes."""
         count = len(piece.token_ids)
+        if piece.times is not None:
+            self.times = piece.times
         if not count:
             return
         now = time.monotonic()
@@ -113,6 +122,8 @@ class WatchedRequest:
         limit = request.sampling.get("max_tokens")
         if isinstance(limit, int):
             figures.max_tokens.observe(limit)
+        figures.num_answers.observe(request.sampling.get("n", 1))
+        self._observe_phases()
         num_answers = len(self._last_s)
         if self.first_s is not None and self.num_outputs > num_answers and request.is_streamed:
             later = (self.num_outputs - num_answers) / num_answers
@@ -132,12 +143,37 @@ class WatchedRequest:
             prompt_token_ids=request.prompt_token_ids if figures.logs_prompts else None,
         )
 
+    def _observe_phases(self) -> None:
+        times, figures = self.times, self._figures
+        if times is None or times.scheduled_s is None:
+            return
+        figures.queued_s.observe(times.scheduled_s - times.arrived_s)
+        if times.first_s is not None and times.last_s is not None:
+            figures.prefill_s.observe(times.first_s - times.scheduled_s)
+            figures.decode_s.observe(times.last_s - times.first_s)
+            figures.inference_s.observe(times.last_s - times.scheduled_s)
+
+    def trace(self, tracing: Tracing, how: str) -> None:
+        """Have its spans made."""
+        request = self.request
+        attributes = {
+            "gen_ai.request.id": request.request_id,
+            "gen_ai.request.n": request.sampling.get("n", 1),
+            "gen_ai.usage.prompt_tokens": len(request.prompt_token_ids),
+            "gen_ai.usage.completion_tokens": self.num_outputs,
+            "blocktable.cached_tokens": self.num_cached,
+            "blocktable.tenant": request.tenant or "",
+            "blocktable.ended": how,
+        }
+        tracing.tell(self.begun_s, self.times, attributes)
+
 
 class WatchedClient:
     """An `EngineClient` whose requests are watched; everything else goes through as it is."""
 
-    def __init__(self, client: EngineClient, *, logs_prompts: bool = False) -> None:
+    def __init__(self, client: EngineClient, *, logs_prompts: bool = False, tracing: Tracing | None = None) -> None:
         self.figures = RequestFigures(logs_prompts=logs_prompts)
+        self._tracing = tracing
         self._client = client
 
     @property
@@ -172,6 +208,9 @@ class WatchedClient:
         finally:
             self.figures.num_open -= 1
             self._guarded(watched.ended, how)
+            tracing = self._tracing
+            if tracing is not None:
+                self._guarded(lambda told: watched.trace(tracing, told), how)
 
     def _guarded(self, note: Callable[[T], None], what: T) -> None:
         """Note something. A fault in the books is counted and stops nobody's answer."""

@@ -1,36 +1,55 @@
 """The clients' app of `blocktable serve`: keys, limits and names as the options say.
 
 Before: `cli/serve.py` has options. After: `app.py`'s routes, asked for by `server_process.py`. Always: what the operator gave
-is refused before anything is started.
+is refused before anything is started; a file of keys that is read again and is bad changes nothing.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from ..errors import InvalidInputError
 from .app import make_app
 from .engine_client import EngineClient
+from .logs import Event, tell
 from .options import ServeOptions
 from .serving import Serving
 from .tenants import Tenants
 
+logger = logging.getLogger("blocktable.server")
 
-def make_serve_app(options: ServeOptions) -> Callable[[EngineClient, Sequence[Route]], ASGIApp]:
+
+class ServeApp:
     """Makes the app over an engine. Raises `InvalidInputError` for a file of keys that cannot be used, or a host that needs
     one."""
-    tenants = Tenants() if options.api_key_file is None else Tenants.from_file(options.api_key_file)
-    tenants.check_host(options.host)
-    names = () if options.served_model_name is None else (options.served_model_name,)
 
-    def make(engine: EngineClient, health: Sequence[Route]) -> ASGIApp:
-        serving = Serving.of(engine, options.limits, names)
-        return make_app(serving, tenants, health=health, when_prepared=_settle_memory)
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        self._tenants = Tenants() if options.api_key_file is None else Tenants.from_file(options.api_key_file)
+        self._tenants.check_host(options.host)
 
-    return make
+    def __call__(self, engine: EngineClient, health: Sequence[Route]) -> ASGIApp:
+        """See `server_process.MakeApp`."""
+        name = self._options.served_model_name
+        serving = Serving.of(engine, self._options.limits, () if name is None else (name,))
+        return make_app(serving, self._tenants, health=health, when_prepared=_settle_memory)
+
+    def read_keys(self) -> None:
+        """The file of keys may be another: from the next request on it counts. Nobody who is served is dropped."""
+        path = self._options.api_key_file
+        if path is None:
+            return  # and needs none
+        try:
+            num_keys = self._tenants.read_again(path)
+        except InvalidInputError as error:
+            tell(logger, Event.KEYS_REFUSED, f"the keys are as they were: {error}", level=logging.ERROR)
+        else:
+            tell(logger, Event.KEYS_READ, f"{num_keys} keys", num_keys=num_keys)
 
 
 def _settle_memory() -> None:

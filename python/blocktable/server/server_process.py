@@ -31,6 +31,7 @@ from .reply import let_go_of_slow_readers
 from .request_watch import WatchedClient
 from .start_report import concurrency, start_report
 from .supervisor import Restarts, Supervisor
+from .tracing import make_tracing
 
 logger = logging.getLogger("blocktable.server")
 
@@ -63,13 +64,16 @@ class ServerProcess:
         self._launch = _launch(options) if launch is None else launch
         restarts = Restarts(at_most=options.engine_restart)
         self._supervisor = Supervisor(self._launch, restarts, stall_s=options.stall_s)
-        self._client = WatchedClient(self._supervisor, logs_prompts=options.log_prompts)
+        name, endpoint = options.served_model_name or options.model, options.otlp_traces_endpoint
+        self._tracing = None if endpoint is None else make_tracing(endpoint, name)
+        self._client = WatchedClient(self._supervisor, logs_prompts=options.log_prompts, tracing=self._tracing)
         self._app = make_app(self._client, health_routes(self._client, stall_s=options.stall_s))
         self._metrics = Metrics(
             self._client,
             self._client.figures,
             num_deaths=lambda: self._supervisor.num_deaths,
             lost_log_lines=lambda: 0 if logs is None else logs.lost,
+            model_name=name,
         )
         self._asked_to_end = asyncio.Event()
 
@@ -103,6 +107,8 @@ class ServerProcess:
                     server.should_exit = True
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await self._supervisor.close()
+                if self._tracing is not None:
+                    await asyncio.to_thread(self._tracing.close)
                 tell(logger, Event.SERVER_STOPPED, "everything is over")
 
     async def _is_started(self) -> bool:

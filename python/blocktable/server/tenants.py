@@ -63,6 +63,12 @@ class Tenants:
         """(tenant, key) pairs, the keys in the clear: hashed at once."""
         return cls(KeyEntry(_tenant("api_key", tenant), digest_of(key)) for tenant, key in keys)
 
+    def read_again(self, path: str | Path) -> int:
+        """From the next request on the keys of this file count, and no others; returns how many. Raises as `from_file`, and the
+        keys are as they were then."""
+        self._entries = Tenants.from_file(path)._entries
+        return len(self._entries)
+
     @property
     def is_open(self) -> bool:
         """There are no keys: only clients of this machine are served, as no tenant."""
