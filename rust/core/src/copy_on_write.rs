@@ -68,9 +68,19 @@ impl Scheduler {
         if !self.config.queue.no_evict {
             return;
         }
-        let due = self.need_of(seat) + self.copies_due(seat) + self.shared_and_leaving(seat);
+        let due = self.due_to(seat);
         self.keep_promise(seat, due);
         self.recount(seat);
+    }
+
+    /// Blocks that the running request at `seat` is to be promised: its need and, with `no_evict`, those to copy its tail to and those that
+    /// stand in for what it may let go before others.
+    pub(crate) fn due_to(&mut self, seat: usize) -> u32 {
+        let need = self.need_of(seat);
+        if !self.config.queue.no_evict {
+            return need;
+        }
+        need + self.copies_due(seat) + self.shared_and_leaving(seat)
     }
 
     /// The request at `seat` keeps of its promise `most` blocks.

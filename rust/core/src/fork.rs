@@ -55,8 +55,7 @@ impl Scheduler {
         self.check_fits(request.prompt_len, &limits, 0)?;
         self.may_have_row()?;
         let promise = self.promise_of_fork(seat, &limits)?;
-        let (rows, size) = (self.confirmed(seat), self.block_size);
-        let tables = self.fork_tables(seat, size.blocks_for(rows))?;
+        let tables = self.fork_tables(seat, self.confirmed(seat))?;
 
         let row = self.free_rows.pop().expect("it was asked for");
         let id = RequestId(self.next_id);
@@ -120,13 +119,20 @@ impl Scheduler {
         seat_of_child
     }
 
-    /// Second tables over the first `len` entries of all that the request at `seat` has. If one is refused, so are the others: their
-    /// holders go again, and as the parent holds what they held, that changes nothing.
-    pub(crate) fn fork_tables(&mut self, seat: usize, len: usize) -> Result<Vec<BlockTable>> {
-        let mut tables = Vec::with_capacity(self.groups.len());
-        for table in self.seats[seat].as_ref().expect("a seat in use").tables() {
+    /// Second tables over the first `rows` rows of the request at `seat`, as far as the query behind these sees them. If one is refused, so
+    /// are the others: their holders go again, and as the parent holds what they held, that changes nothing.
+    pub(crate) fn fork_tables(&mut self, seat: usize, rows: usize) -> Result<Vec<BlockTable>> {
+        let (len, mut tables) = (self.block_size.blocks_for(rows), Vec::with_capacity(self.groups.len()));
+        for (group, table) in self.seats[seat].as_ref().expect("a seat in use").tables().enumerate() {
             match self.pool.fork_head(table, len) {
-                Ok(forked) => tables.push(forked),
+                Ok(mut forked) => {
+                    let mut unseen = Vec::new();
+                    if !mutant::is_on(Mutant::ForkSharesUnseen) {
+                        forked.forget_before(self.groups.first_kept(group, rows), |block| unseen.push(block));
+                    }
+                    self.pool.release_blocks(&unseen, Release::Now).expect("the table just forked held them");
+                    tables.push(forked);
+                }
                 Err(error) => {
                     tables.into_iter().for_each(|forked| self.pool.release(forked, Release::Now));
                     return Err(error);

@@ -46,8 +46,8 @@ mutants! {
     CopyOfLastPromised = "copy_of_last_promised",
     /// For a growth beyond its tenant's quota anybody below is preempted, also who holds nothing.
     TenantVictimInVain = "tenant_victim_in_vain",
-    /// What a sequence lets go before any plan told of it is told beside its whole table.
-    UntoldToldTwice = "untold_told_twice",
+    /// A fork shares what its parent sees no more.
+    ForkSharesUnseen = "fork_shares_unseen",
     /// A request of several sequences is promised the blocks of the first alone.
     SiblingsUnpromised = "siblings_unpromised",
     /// Who finds no block ends, although those that are free are kept for a waiting request.
@@ -66,6 +66,8 @@ mutants! {
     DraftsPreempt = "drafts_preempt",
     /// Growth preempts although a step in flight will give blocks back.
     LookaheadNotAwaited = "lookahead_not_awaited",
+    /// Growth preempts although blocks of those that left are free when the step in flight has ended.
+    ParkedNotAwaited = "parked_not_awaited",
     /// The blocks of wrong drafts stay with their sequence.
     LookaheadKept = "lookahead_kept",
     /// Drafts run past the most tokens that a request may have.

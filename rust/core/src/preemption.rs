@@ -85,7 +85,8 @@ impl Scheduler {
                 return Growth::NoVictim { needed: beyond };
             }
             // What steps in flight name is free when they have ended.
-            if short <= self.pool.num_parked() + self.lookahead_in_flight() || !self.suffices_below(seat, short) {
+            let parked = if mutant::is_on(Mutant::ParkedNotAwaited) { 0 } else { self.pool.num_parked() };
+            if short <= parked + self.lookahead_in_flight() || !self.suffices_below(seat, short) {
                 return Growth::NoVictim { needed: beyond };
             }
             if self.reclaim_promises(seat, short) {
@@ -158,7 +159,7 @@ impl Scheduler {
 
     /// Notes for the plan that these entries of a table of a running request changed. Of one that is not told yet the plan will tell all.
     pub(crate) fn note_entries(&mut self, seat: usize, group: usize, entries: Range<usize>) {
-        if self.is_untold(seat) && !mutant::is_on(Mutant::UntoldToldTwice) {
+        if self.is_untold(seat) {
             return;
         }
         let request = self.seats[seat].as_ref().expect("a seat in use");

@@ -127,8 +127,8 @@ impl Scheduler {
             let (limits, submitted_us) = (self.request(seat).limits.clone(), self.request(seat).submitted_us);
             let promise = self.promise_of_fork(seat, &limits);
             let has_room = promise.is_ok();
-            let len = self.block_size.blocks_for(self.confirmed(seat));
-            let tables = self.fork_tables(seat, len).expect("a block has room for the holders of all rows");
+            let tables =
+                self.fork_tables(seat, self.confirmed(seat)).expect("a block has room for the holders of all rows");
             let branch = Branch { id, row, promise: promise.unwrap_or(0), limits, submitted_us };
             let sibling = self.split(seat, tables, branch);
             let end = self.append(sibling, token, now_us);

@@ -57,11 +57,11 @@ impl Scheduler {
 
     /// Promises a request the blocks that it just freed, if it needs them.
     fn promise_again(&mut self, seat: usize, freed: u32) {
-        let need = self.need_of(seat);
+        let due = self.due_to(seat);
         let request = self.request_mut(seat);
-        let more = freed.min(need.saturating_sub(request.promised));
+        let more = freed.min(due.saturating_sub(request.promised));
         request.promised += more;
-        self.owes |= request.promised < need;
+        self.owes |= request.promised < due;
         self.promised += more;
     }
 

@@ -79,7 +79,7 @@ rows! {
     debt_paid_over_quota: DebtPaidOverQuota, ["A2"], limits_of_the_queue::without_eviction_a_debt_waits_for_its_quota;
     copy_of_last_promised: CopyOfLastPromised, ["no_evict"], limits_of_the_queue::without_eviction_a_fork_makes_nobody_wait;
     tenant_victim_in_vain: TenantVictimInVain, ["rank"], limits_of_the_queue::a_quota_takes_nothing_in_vain;
-    untold_told_twice: UntoldToldTwice, ["panic"], sibling_checks::others_begin_behind_a_window;
+    fork_shares_unseen: ForkSharesUnseen, ["siblings"], sibling_checks::without_eviction_others_begin_behind_a_window;
     siblings_unpromised: SiblingsUnpromised, ["submit"], sibling_checks::without_eviction_every_sequence_has_its_blocks;
     room_ends_highest: RoomEndsHighest, ["capacity"], limits_of_the_queue::who_goes_first_waits_while_room_is_kept;
     row_for_one_only: RowForOneOnly, ["siblings"], sibling_checks::a_row_is_kept_for_each;
@@ -89,6 +89,7 @@ rows! {
     draft_not_compared: DraftNotCompared, ["epoch", "exact"], draft_checks::every_drafter_brings_the_same_text;
     drafts_preempt: DraftsPreempt, ["shape"], draft_checks::drafts_preempt_nobody;
     lookahead_not_awaited: LookaheadNotAwaited, ["victim"], draft_checks::growth_waits_for_the_blocks_of_drafts;
+    parked_not_awaited: ParkedNotAwaited, ["victims"], one_block_is_missing_while_a_step_runs;
     lookahead_kept: LookaheadKept, ["lookahead"], draft_checks::blocks_of_drafts_go_back;
     drafts_past_limit: DraftsPastLimit, ["limit"], draft_checks::no_draft_runs_past_the_limit;
     leak_block_on_finish: LeakBlockOnFinish, ["A2"], one_request_runs_to_its_end;
@@ -338,6 +339,8 @@ fn random_schedules_alone_find_most_faults() {
         "pending_over_quota_ends",
         "debt_paid_over_quota",
         "tenant_victim_in_vain",
+        "parked_not_awaited",
+        "fork_shares_unseen",
     ];
     let tables = [
         "fork_misses_last",
@@ -781,6 +784,22 @@ fn a_plan_runs_nothing_while_the_last_token_is_on_its_way() -> Checked {
     let (mut world, _) = two_steps_in_flight(up_to(2))?;
     world.commit(0)?;
     ensure(!world.plan()?, "overlap", || "there is something to run".to_owned())?;
+    world.drain()
+}
+
+/// Four requests, one block each, all of which are full: the first needs another one, and what the last gives up is free when the step
+/// in flight has ended.
+fn one_block_is_missing_while_a_step_runs() -> Checked {
+    let mut world = World::new(Config { overlap_depth: 2, enable_prefix_caching: false, ..config(5, 4) });
+    for family in 1..5 {
+        world.submit(prompt(family, 3), up_to(6))?;
+    }
+    world.plan()?;
+    world.plan()?;
+    world.commit(0)?;
+    world.plan()?;
+    let preemptions = world.scheduler.counters().preemptions;
+    ensure(preemptions == 1, "victims", || format!("{preemptions} were preempted for one block"))?;
     world.drain()
 }
 

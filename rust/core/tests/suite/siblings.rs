@@ -20,7 +20,9 @@ checks! {
     a_sequence_is_ended_alone
     a_row_is_kept_for_each
     too_many_are_refused
+    the_same_prompt_comes_again
     others_begin_behind_a_window
+    without_eviction_others_begin_behind_a_window
     without_eviction_every_sequence_has_its_blocks
     others_begin_behind_a_plan_that_did_not_know_them
 }

@@ -110,7 +110,21 @@ pub fn too_many_are_refused() -> Checked {
     driver.drain()
 }
 
-/// Three sequences of 14 tokens in blocks of 6, of which they see 3: the plan that tells of the others gives back two of their three blocks.
+/// Around the ends of blocks of 16, three sequences each, three times: all full blocks but that of the last token are found (25).
+pub fn the_same_prompt_comes_again() -> Checked {
+    for len in [15, 16, 17, 32, 33] {
+        let mut driver = Driver::new(Config { max_num_batched_tokens: 64, block_size: 16, ..config(4) });
+        for times in 0..3 {
+            accepted(submit(&mut driver, len, 3, 3)?)?;
+            driver.drain()?;
+            let (hits, due) = (driver.scheduler.counters().prefix_hits, times * u64::from((len - 1) / 16 * 16));
+            ensure(hits == due, "cached", || format!("{len} tokens: {hits} were found, {due} were there"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Three sequences of 14 tokens in blocks of 6, of which they see 3: of three blocks the others share the last, and the first keeps it.
 pub fn others_begin_behind_a_window() -> Checked {
     let sizes = Config { block_size: 6, max_model_len: 17, groups: vec![GroupSpec::sliding(3)], ..config(3) };
     let mut driver = Driver::new(Config { enable_prefix_caching: false, ..sizes });
@@ -119,6 +133,30 @@ pub fn others_begin_behind_a_window() -> Checked {
     driver.run_step()?;
     let (told, null) = (driver.plans[1].admitted.len(), driver.seen.out_of_sight);
     ensure((told, null) == (2, 6), "siblings", || format!("{told} are told, {null} entries are null"))?;
+    driver.drain()
+}
+
+/// All twelve usable blocks are promised to two sequences of 24 tokens in two groups. What the first lets go when the second begins is its
+/// own again, and nothing for the small request that waits.
+pub fn without_eviction_others_begin_behind_a_window() -> Checked {
+    let queue = QueueRules { no_evict: true, ..QueueRules::default() };
+    let groups = vec![GroupSpec::sliding(12), GroupSpec::sliding(12)];
+    let sizes = Config { num_blocks: 13, block_size: 5, max_model_len: 27, groups, ..config(4) };
+    let steps = Config { max_num_batched_tokens: 5, long_prefill_threshold: 4, enable_prefix_caching: false, ..sizes };
+    let mut driver = Driver::new(Config { queue, ..steps });
+    accepted(submit(&mut driver, 24, 3, 2)?)?;
+    let small = accepted(submit(&mut driver, 1, 1, 1)?)?;
+    for _ in 0..6 {
+        driver.run_step()?;
+    }
+    // Of five blocks in each group the next query sees three.
+    let pool = driver.scheduler.pool();
+    let holders = (1..13).map(|id| pool.holders(pool.block(id).expect("a block of this pool")));
+    let shared = holders.filter(|&holders| holders == 2).count();
+    ensure(shared == 2 * 3, "siblings", || format!("{shared} blocks are shared"))?;
+    driver.run_step()?;
+    let (siblings, waits) = (driver.seen.siblings, driver.clients[&small].is_waiting());
+    ensure(siblings == 1 && waits, "siblings", || format!("{siblings} others; the small one waits: {waits}"))?;
     driver.drain()
 }
 
