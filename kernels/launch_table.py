@@ -62,18 +62,18 @@ _HALF = {
     32: Entry(Launch(64, 64, 4, 3), Launch(16, 64, 4, 3), COMPILED),
     64: Entry(Launch(64, 64, 4, 3), Launch(16, 64, 4, 3), COMPILED),
     128: Entry(Launch(64, 64, 4, 3), Launch(16, 64, 4, 3), COMPILED),
-    256: Entry(Launch(64, 32, 8, 3), Launch(16, 32, 4, 3), COMPILED),
+    256: Entry(Launch(64, 32, 8, 3), Launch(16, 32, 8, 3), COMPILED),
 }
 _HALF_OF = {
     ("sm_80", 128): Entry(Launch(64, 32, 8, 3), Launch(16, 64, 4, 3), SPILLS),
-    ("sm_80", 256): Entry(Launch(32, 32, 8, 2), Launch(16, 32, 4, 3), SPILLS),
+    ("sm_80", 256): Entry(Launch(32, 32, 8, 2), Launch(16, 32, 8, 3), SPILLS),
     ("gfx942", 128): Entry(Launch(64, 32, 4, 2), Launch(16, 32, 4, 2), SHARED),
     ("gfx942", 256): Entry(Launch(32, 16, 8, 2), Launch(16, 16, 4, 2), SHARED),
 }
 _FULL = {
     32: Entry(Launch(32, 32, 4, 2), Launch(16, 32, 4, 2), EXACT),
-    64: Entry(Launch(32, 32, 4, 2), Launch(16, 32, 4, 2), EXACT),
-    128: Entry(Launch(32, 32, 4, 2), Launch(16, 32, 4, 2), EXACT),
+    64: Entry(Launch(32, 16, 8, 2), Launch(16, 16, 4, 2), EXACT),
+    128: Entry(Launch(32, 16, 8, 2), Launch(16, 16, 4, 2), EXACT),
     256: Entry(Launch(16, 16, 4, 2), Launch(16, 16, 4, 2), EXACT),
 }
 

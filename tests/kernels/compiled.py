@@ -50,6 +50,10 @@ VARIANTS = [
 MORE = [
     ("decode", "float16", 64),
     *(("decode", dtype, width) for dtype in ("bfloat16", "float32") for width in (32, 64, 80, 96, 256)),
+    *(("split", dtype, width) for dtype in ("bfloat16", "float32") for width in (64, 256)),
+    ("split", "float32", 128),
+    *(("cascade", "bfloat16", width) for width in (64, 256)),
+    ("cascade", "float32", 128),
     *(("prefill", dtype, width) for dtype in ("float16", "float32") for width in (32, 64, 80, 96, 128, 256)),
 ]
 
@@ -84,7 +88,11 @@ def compile_variant(target: str, kind: str, dtype: str, width: int) -> dict[str,
     _call(kind, getattr(torch, dtype), width, target, launch)
     # A cascade is two launches: the shared prefixes, and each sequence's rest.
     number = 1 if kind == "rest" else 0
-    return {"target": target, "kind": kind, "dtype": dtype, "width": width} | _read(made[number], target)
+    return _about(target, kind, dtype, width) | _read(made[number], target)
+
+
+def _about(target: str, kind: str, dtype: str, width: int) -> dict[str, Any]:
+    return {"triton": triton.__version__, "target": target, "kind": kind, "dtype": dtype, "width": width}
 
 
 def _call(kind: str, dtype: torch.dtype, width: int, target: str, launch: Any) -> None:
@@ -179,8 +187,7 @@ def rows(*, everything: bool) -> Iterator[dict[str, Any]]:
             try:
                 yield compile_variant(target, kind, dtype, width)
             except (ValueError, RuntimeError, triton.CompilationError) as error:
-                about = {"target": target, "kind": kind, "dtype": dtype, "width": width}
-                yield about | {"refused": f"{type(error).__name__}: {str(error)[-300:]}"}
+                yield _about(target, kind, dtype, width) | {"refused": f"{type(error).__name__}: {str(error)[-300:]}"}
 
 
 STEPS = [([1], [1]), ([1], [16]), ([1, 1], [17, 300]), ([1] * 16, [160] * 16), ([1] * 33, [513] * 33), ([1] * 3, [4096] * 3)]

@@ -3,7 +3,9 @@
 Cases cover every pair of dtype, head size, block size, grouping and feature at least once; their list is printed.
 """
 
-from itertools import product
+from collections.abc import Callable
+from itertools import combinations, product
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from tests.conftest import SEED
 from tests.kernels import checks
 from tests.kernels.implementations import Implementation
 from tests.kernels.paged_case import Case, Length, Shape, empty_pool, make_case
-from tests.kernels.triton_cases import CASES, LENGTHS, TOLERANCE, case_of
+from tests.kernels.triton_cases import CASES, FACTORS, LENGTHS, TOLERANCE, case_of
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 interpreter = pytest.importorskip("tests.kernels.interpreter")
@@ -37,6 +39,17 @@ NAN = float("nan")
 
 def run(case: Case, unseen: float = NAN) -> Tensor:
     return case.run(TRITON, *case.pool(unseen)[1:])
+
+
+def test_every_two_values_of_two_factors_meet_in_some_case(tell: Callable[[str], None]) -> None:
+    def meet(cases: list[dict[str, Any]]) -> bool:
+        pairs = [(a, x, b, y) for a, b in combinations(FACTORS, 2) for x, y in product(FACTORS[a], FACTORS[b])]
+        return all(any(one[a] == x and one[b] == y for one in cases) for a, x, b, y in pairs)
+
+    assert meet(CASES)
+    assert not meet(CASES[:-1]), "the control: none is there for nothing"
+    for number, one in enumerate(CASES):
+        tell(f"Triton case {number}: " + ", ".join(f"{name} {value}" for name, value in one.items()))
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
