@@ -623,9 +623,13 @@ class BlockPool:
     nothing.
     """
 
-    def __new__(cls, num_blocks: int, block_size: int, *, event_buffer_size: int = 0) -> BlockPool:
+    def __new__(
+        cls, num_blocks: int, block_size: int, *, event_buffer_size: int = 0, enable_partial_hits: bool = False
+    ) -> BlockPool:
         """`num_blocks` in all, the null block among them; `block_size` tokens each. The last `event_buffer_size` changes of
-        what can be found are kept for `read_events`; 0: none. Raises `InvalidInputError`."""
+        what can be found are kept for `read_events`; 0: none. With `enable_partial_hits` the pool remembers the tokens of what
+        is published, at 4 bytes each: `PrefixCache.match` compares them, and finds rows of a block that is only in part what
+        is asked for. Raises `InvalidInputError`."""
 
     def table(self) -> BlockTable:
         """A table without tokens."""
@@ -779,8 +783,11 @@ class PrefixCache:
         """A table that holds the longest published prefix, and how many tokens that is: at most all but the last one.
 
         With `reserve`, the table has blocks for so many tokens in all, or `OutOfBlocksError` is raised and nothing has changed.
-        Append what is still to be computed: `table.append(len(token_ids) - num_cached)`. The other arguments say who may share
-        the prefix, as those of `Scheduler.submit`; the table, and every fork of it, publishes for those and nobody else.
+        Append what is still to be computed: `table.append(len(token_ids) - num_cached)`. In a pool with
+        `enable_partial_hits` the prefix may end inside a block, from a quarter of it on: the table shares the block
+        that has these rows, `append` says which to copy to one of its own, and `reserve` counts that one too. The other
+        arguments say who may share the prefix, as those of `Scheduler.submit`; the table, and every fork of it,
+        publishes for those and nobody else.
         """
 
     def publish(

@@ -153,6 +153,109 @@ def test_a_match_that_reserves_is_all_or_nothing(scene):
     scene.pool.audit()
 
 
+@pytest.fixture
+def parts() -> PrefixCache:
+    """Of a pool of 7 usable blocks of 4 tokens that finds parts of blocks; tokens 1 to 8 are published in blocks 1 and 2."""
+    cache = PrefixCache(BlockPool(8, 4, enable_partial_hits=True))
+    with cache.match(range(1, 9))[0] as table:
+        table.append(8)
+        cache.publish(table, range(1, 9))
+    return cache
+
+
+def check_parts_are_copied(parts: PrefixCache) -> None:
+    table, found = parts.match([1, 2, 3, 4, 5, 6, 98, 99])
+    assert (found, table.num_tokens, table.num_published, table.blocks.tolist()) == (6, 6, 1, [1, 2])
+    slots, copies = table.append(2)
+    assert copies == [(2, 3, 2)]
+    assert (table.blocks.tolist(), slots.tolist()) == ([1, 3], [14, 15])
+    assert parts.pool.stats()["prefix_hits"] == 6
+    assert parts.publish(table, [1, 2, 3, 4, 5, 6, 98, 99]) == 1
+    assert parts.match([1, 2, 3, 4, 5, 6, 98, 0])[1] == 7
+    parts.pool.audit()
+
+
+def check_parts_stay_within_a_domain(parts: PrefixCache) -> None:
+    assert parts.match([1, 2, 3, 4, 5, 6, 98, 99], domain="a")[1] == 0
+    assert parts.match([7, 2, 3, 4, 5, 6, 98, 99])[1] == 0, "behind another parent"
+    with parts.match([1, 2, 3, 4, 5, 6, 7, 8], domain="a")[0] as table:
+        table.append(8)
+        parts.publish(table, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert parts.match([1, 2, 3, 4, 5, 6, 98, 99], domain="a")[1] == 6
+    assert parts.match([1, 2, 3, 4, 5, 6, 98, 99], domain="b")[1] == 0
+
+
+def check_a_reserve_counts_the_copy(parts: PrefixCache) -> None:
+    others = parts.pool.take(4)
+    with pytest.raises(OutOfBlocksError, match="6 .*3"):
+        parts.match([1, 2, 3, 4, 5, 6, 98, 99], reserve=20)
+    parts.pool.release(others)
+    table, found = parts.match([1, 2, 3, 4, 5, 6, 98, 99], reserve=20)
+    assert (found, parts.pool.num_free) == (6, 1)
+    parts.pool.take(1)
+    assert table.append(14)[1] == [(2, 3, 2)], "what was reserved is enough, though nothing is free"
+    parts.pool.audit()
+
+
+def check_a_fork_reserves_its_copy(parts: PrefixCache) -> None:
+    parent = parts.pool.table()
+    parent.append(6)
+    child = parent.fork()
+    child.reserve(8)
+    free = parts.pool.num_free
+    parts.pool.take(free)
+    ((source, target, rows),) = child.append(2)[1]
+    assert (source, rows) == (parent.blocks[1], 2)
+    assert target == child.blocks[1]
+
+
+PARTS = [
+    check_parts_are_copied,
+    check_parts_stay_within_a_domain,
+    check_a_reserve_counts_the_copy,
+    check_a_fork_reserves_its_copy,
+]
+
+
+@pytest.mark.parametrize("check", PARTS, ids=lambda check: check.__name__)
+def test_rows_of_a_block_that_is_only_in_part_what_is_asked_for_are_found(check, parts):
+    check(parts)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    "fault, check",
+    [
+        ("write_in_place", check_parts_are_copied),
+        ("partial_of_anybody", check_parts_stay_within_a_domain),
+        ("reserve_forgets_copy", check_a_fork_reserves_its_copy),
+    ],
+)
+def test_a_planted_fault_of_a_part_is_noticed(fault, check, parts):
+    _core.set_mutant(fault)
+    try:
+        with pytest.raises((AssertionError, OutOfBlocksError)):
+            check(parts)
+    finally:
+        _core.set_mutant(None)
+
+
+def test_a_pool_that_finds_no_parts_finds_full_blocks():
+    cache = PrefixCache(BlockPool(8, 4))
+    with cache.match(range(1, 9))[0] as table:
+        table.append(8)
+        cache.publish(table, range(1, 9))
+    assert cache.match([1, 2, 3, 4, 5, 6, 98, 99])[1] == 4
+
+
+def test_a_pool_that_is_reset_still_finds_parts(parts):
+    parts.pool.reset()
+    with parts.match(range(1, 9))[0] as table:
+        table.append(8)
+        parts.publish(table, range(1, 9))
+    assert parts.match([1, 2, 3, 4, 5, 6, 98, 99])[1] == 6
+
+
 def test_hits_are_counted_when_they_are_used_and_once(scene):
     before = scene.pool.stats()
     tables = [scene.cache.match(TOKENS)[0] for _ in range(3)]

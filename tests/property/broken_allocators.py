@@ -6,6 +6,7 @@ Before: `PlainAllocator`. After: the kit must find every one of them, by the pro
 from collections.abc import Iterable, Sequence
 
 from blocktable.testing import Copy, PlainAllocator, PoolFull
+from blocktable.testing.plain_allocator import common
 
 
 class LosesBlocks(PlainAllocator):
@@ -15,6 +16,26 @@ class LosesBlocks(PlainAllocator):
         super()._drop(blocks)
         if len(list(blocks)) > 1:
             self._queue.pop(0)
+
+
+class FindsTooFewRows(PlainAllocator):
+    """Says that parts of blocks are found, and finds none."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size, finds_parts=True)
+
+    def _part(self, tokens: tuple[int, ...], start: int) -> tuple[int, int]:
+        return 0, 0
+
+
+class FindsForeignRows(FindsTooFewRows):
+    """A part of a block is found behind any parent."""
+
+    def _part(self, tokens: tuple[int, ...], start: int) -> tuple[int, int]:
+        wanted = tokens[start : len(tokens) - 1][: self.block_size]
+        tails = ((content[-self.block_size :], block) for block, content in self._content.items())
+        source, rows = max(((block, common(tail, wanted)) for tail, block in tails), key=lambda part: part[1], default=(0, 0))
+        return (source, rows) if rows * 4 >= self.block_size else (0, 0)
 
 
 class CountsNoHolder(PlainAllocator):
@@ -161,6 +182,8 @@ class Crashes(PlainAllocator):
 
 BROKEN = {
     LosesBlocks: "A1",
+    FindsTooFewRows: "hit",
+    FindsForeignRows: "hit",
     CountsNoHolder: "A2",
     ReturnsIds: "A2",
     HitStaysFree: "A3",

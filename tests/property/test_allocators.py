@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,15 +31,26 @@ SCRIPTS = int(os.environ.get("BLOCKTABLE_CASES", "1000")) // 5
 MUST_HAPPEN = ("cached", "evicted", "refused", "fork", "truncate", "forget")
 PEER = os.environ.get("BLOCKTABLE_PEER_PYTHON")
 
+OursInParts = partial(BlocktableAllocator, finds_parts=True)
+PlainInParts = partial(PlainAllocator, finds_parts=True)
+
 TestOurs = allocator_machine(BlocktableAllocator, model=PlainAllocator).TestCase
 TestPlain = allocator_machine(PlainAllocator).TestCase
+TestOursInParts = allocator_machine(OursInParts, model=PlainInParts).TestCase
 TestOurs.settings = settings(max_examples=60, stateful_step_count=30)
+TestOursInParts.settings = settings(max_examples=60, stateful_step_count=30)
 TestPlain.settings = settings(max_examples=30, stateful_step_count=30)
 
 
 def test_ours_does_what_the_plain_model_does(seed: int) -> None:
     """Ids, order of the free queue, hits, evictions and refusals, after every call of random scripts."""
     check_scripts(range(seed, seed + SCRIPTS), BlocktableAllocator, PlainAllocator)
+
+
+def test_ours_finds_the_parts_of_blocks_that_the_plain_model_finds(seed: int) -> None:
+    whole = check_scripts(range(seed, seed + SCRIPTS), BlocktableAllocator, PlainAllocator)
+    parts = check_scripts(range(seed, seed + SCRIPTS), OursInParts, PlainInParts)
+    assert parts["cached"] > whole["cached"]
 
 
 def check_scripts(seeds: range, make: MakeAllocator, model: MakeAllocator) -> Counter[str]:
@@ -86,6 +98,7 @@ def test_a_broken_allocator_is_found_by_its_promise_in_a_few_calls(broken: type[
 def test_an_allocator_without_a_bug_has_none() -> None:
     assert find_bug(PlainAllocator, scripts=30) is None
     assert find_bug(BlocktableAllocator, model=PlainAllocator, scripts=30) is None
+    assert find_bug(OursInParts, model=PlainInParts, scripts=30) is None
 
 
 def test_a_bug_can_be_played_again() -> None:
@@ -168,3 +181,23 @@ def test_the_kit_finds_planted_faults_of_the_core(mutant: str) -> None:
     assert bug is not None, f"{mutant} is not noticed"
     print(bug)
     assert len(bug.calls) <= 8
+
+
+FOUND_IN_PARTS = ("partial_first_only", "partial_keeps_forgotten", "partial_of_anybody", "tokens_not_compared")
+"""Planted faults of the core that only matches which end inside a block can meet."""
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("mutant", FOUND_IN_PARTS)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_kit_finds_planted_faults_of_parts_of_blocks(mutant: str) -> None:
+    _core.set_mutant(mutant)
+    try:
+        bug = find_bug(OursInParts, model=PlainInParts)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        return
+    finally:
+        _core.set_mutant(None)
+    assert bug is not None, f"{mutant} is not noticed"

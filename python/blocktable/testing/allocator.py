@@ -17,7 +17,10 @@ class PoolFull(Exception):
 
 
 class Allocator(Protocol):
-    """A pool of blocks, the tables of sequences, and a prefix cache over them. Block 0 is never handed out."""
+    """A pool of blocks, the tables of sequences, and a prefix cache over them. Block 0 is never handed out.
+
+    One whose matches may end inside a block says so by an attribute `finds_parts` that is true; see `match`.
+    """
 
     @property
     def num_blocks(self) -> int:
@@ -28,8 +31,9 @@ class Allocator(Protocol):
         """Tokens a block."""
 
     def match(self, name: int, tokens: Sequence[int]) -> int:
-        """Begin sequence `name` with the longest published prefix of `tokens`, but never all of them. Returns the tokens
-        found. Their blocks are held when this returns."""
+        """Begin sequence `name` with the longest published prefix of `tokens`, but never all of them: of full blocks, and, if
+        parts are found, of the rows behind them that some published block holds, if these are a quarter of a block at least.
+        Returns the tokens found. Their blocks are held when this returns."""
 
     def append(self, name: int, tokens: Sequence[int]) -> Sequence[Copy]:
         """Make room for more tokens; what may not be written over is replaced first, by a copy. Raises `PoolFull`."""

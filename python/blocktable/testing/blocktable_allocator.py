@@ -25,8 +25,9 @@ def ids(array: NDArray[np.int32]) -> list[int]:
 class BlocktableAllocator:
     """Implements `Allocator`."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.pool = BlockPool(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int, *, finds_parts: bool = False) -> None:
+        self.pool = BlockPool(num_blocks, block_size, enable_partial_hits=finds_parts)
+        self.finds_parts = finds_parts
         self.cache = PrefixCache(self.pool)
         self.tables: dict[int, BlockTable] = {}
         self._tokens: dict[int, list[int]] = {}

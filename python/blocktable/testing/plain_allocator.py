@@ -13,9 +13,10 @@ from .allocator import Copy, PoolFull
 class PlainAllocator:
     """Implements `Allocator`."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, finds_parts: bool = False) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.finds_parts = finds_parts
         self._queue = list(range(1, num_blocks))
         self._holders = [0] * num_blocks
         self._content: dict[int, tuple[int, ...]] = {}  # published block -> all tokens up to its end, oldest first
@@ -29,12 +30,14 @@ class PlainAllocator:
             if block is None:
                 break
             table.append(block)
+        source, rows = self._part(tuple(tokens), len(table) * self.block_size)
+        self._tokens[name] = list(tokens[: len(table) * self.block_size + rows])
+        table += [source] if rows else []
         for block in table:
             if self._holders[block] == 0:
                 self._queue.remove(block)
             self._holders[block] += 1
         self._tables[name] = table
-        self._tokens[name] = list(tokens[: len(table) * self.block_size])
         return len(self._tokens[name])
 
     def append(self, name: int, tokens: Sequence[int]) -> list[Copy]:
@@ -95,6 +98,20 @@ class PlainAllocator:
         """The block that has carried this content for longest."""
         return next((block for block, found in self._content.items() if found == content), None)
 
+    def _part(self, tokens: tuple[int, ...], start: int) -> tuple[int, int]:
+        """(block, rows): the block with most of the tokens from `start` on. Of equals the last that stands before them, in the
+        order of their tokens, or else the first behind. (0, 0) if none has a quarter of a block."""
+        wanted = tokens[start : len(tokens) - 1][: self.block_size]
+        known: dict[tuple[int, ...], int] = {}
+        for block, content in self._content.items():
+            if self.finds_parts and len(content) == start + self.block_size and content[:start] == tokens[:start]:
+                known.setdefault(content[start:], block)
+        near = [tail for tail in known if common(tail, wanted) * 4 >= self.block_size]
+        before = sorted(tail for tail in near if tail <= wanted)[-1:]
+        behind = sorted(tail for tail in near if tail > wanted)[:1]
+        tail = max(before + behind, key=lambda tail: common(tail, wanted), default=())
+        return known.get(tail, 0), common(tail, wanted)
+
     def _is_private(self, block: int) -> bool:
         return self._holders[block] == 1 and block not in self._content
 
@@ -113,3 +130,8 @@ class PlainAllocator:
                 freed.append(block)
         hidden = [block for block in freed if block not in self._content]
         self._queue = hidden + self._queue + [block for block in freed if block in self._content]
+
+
+def common(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many of the first of both are the same."""
+    return next((at for at, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))

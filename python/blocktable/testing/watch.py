@@ -17,6 +17,7 @@ from typing import TypeVar
 from .allocator import Allocator, Copy, Picture, PoolFull
 from .audit import BrokenPromise
 from .call import Call
+from .plain_allocator import common
 from .shadow_memory import ShadowMemory, digests
 
 Result = TypeVar("Result")
@@ -150,7 +151,7 @@ class Watch:
         return answer
 
     def _longest_hit(self, tokens: Sequence[int]) -> int:
-        """The longest published prefix, without the last token."""
+        """The longest published prefix, without the last token; with rows of one more block, if those are found."""
         size = self.allocator.block_size
         known = {self._named.get(block) for block in self.allocator.published()}
         count = 0
@@ -158,7 +159,11 @@ class Watch:
             if row not in known:
                 break
             count += size
-        return count
+        if not getattr(self.allocator, "finds_parts", False):
+            return count
+        wanted = digests(tokens)[count:-1][:size]
+        rows = max((common(self._memory.read([block], size), wanted) for block in self.allocator.published()), default=0)
+        return count + (rows if rows * 4 >= size else 0)
 
     def _needed(self, name: int, count: int) -> int:
         """Free blocks that so many tokens more need."""

@@ -3,6 +3,7 @@
 //! The whole of what is known (prompt, and outputs of a preempted request) must fit beside what others were promised. Hits that
 //! were free leave the queue, so they count as needed. Blocks are taken chunk by chunk. All that may be refused is asked first.
 
+use crate::beside::Beside;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
 use crate::hit::Known;
@@ -263,15 +264,17 @@ impl Scheduler {
         {
             return Admission::Blocked { needed };
         }
-        let part = self.find_hits_and_part(seat);
-        self.admit_with(seat, part, budget, now_us).unwrap_or_else(|| {
+        let beside = self.find_hits_and_part(seat);
+        self.admit_with(seat, beside, budget, now_us).unwrap_or_else(|| {
             self.find_hits(seat);
-            self.admit_with(seat, None, budget, now_us).expect("nothing less can be asked for")
+            let no_part = Some(Beside { part: None });
+            self.admit_with(seat, no_part, budget, now_us).expect("nothing less can be asked for")
         })
     }
 
-    /// Admits the request with the hit that was just found, and `part` behind it; none if it does not fit with that.
-    fn admit_with(&mut self, seat: usize, part: Option<PartialHit>, budget: usize, now_us: u64) -> Option<Admission> {
+    /// Admits the request with the hit that was just found, and what it does beside; none if it does not fit with a part of a block.
+    fn admit_with(&mut self, seat: usize, beside: Option<Beside>, budget: usize, now_us: u64) -> Option<Admission> {
+        let part = beside.and_then(|beside| beside.part);
         let size = self.block_size;
         let (known, prompt_len) = (self.request(seat).num_tokens(), self.request(seat).prompt_len);
         let reserve = self.reserve(seat);
@@ -339,8 +342,8 @@ impl Scheduler {
         self.request_mut(seat).promised = rest;
         self.promised += rest;
         self.open_account(seat, expected);
-        if let Some(hit) = part {
-            self.lease_sources(hit);
+        if let Some(beside) = beside {
+            self.hold_beside(seat, beside);
         }
         let now = self.block_size.blocks_for(start + chunk).saturating_sub(self.request(seat).table.len()) as u32;
         if now > 0 {
@@ -381,10 +384,17 @@ impl Scheduler {
         }
     }
 
-    /// The same, and the rows of the next block that can be copied. Behind some of these a window may see one block fewer: less is
-    /// held than without them, and more full blocks may serve.
-    fn find_hits_and_part(&mut self, seat: usize) -> Option<PartialHit> {
+    /// The same, and what is to be done beside: nothing in a pool without a ledger.
+    fn find_hits_and_part(&mut self, seat: usize) -> Option<Beside> {
         self.find_hits(seat);
+        self.pool.has_ledger().then(|| Beside { part: self.find_part(seat) })
+    }
+
+    /// The rows of the next block that can be copied. Behind some of these a window may see one block fewer: less is held than without
+    /// them, and more full blocks may serve.
+    #[cold]
+    #[inline(never)]
+    fn find_part(&mut self, seat: usize) -> Option<PartialHit> {
         let plain = self.hit.len();
         if self.pool.partial().is_none() || !self.groups.has_window() {
             return self.find_partial(seat, plain);
@@ -405,6 +415,9 @@ impl Scheduler {
     /// Full blocks that a hit may have at most.
     fn most_hits(&self, seat: usize) -> usize {
         let request = self.request(seat);
+        if mutant::is_on(Mutant::PreemptedLooksNothingUp) && request.preemptions > 0 {
+            return 0;
+        }
         let whole = usize::from(mutant::is_on(Mutant::HitWholePrompt));
         self.block_size.full_blocks(request.num_tokens() - 1 + whole).min(request.keys.len())
     }
@@ -474,13 +487,6 @@ impl Scheduler {
         for group in 0..self.groups.len() {
             let table = request.table_of_mut(group);
             self.pool.share_all(table, self.hit.table(group)).expect("hits of this call");
-        }
-        if self.pool.retention().is_some() {
-            for group in 0..self.groups.len() {
-                for (number, &block) in self.hit.table(group).iter().enumerate() {
-                    self.pool.ask(block, number, request.worth(number * self.block_size.tokens()));
-                }
-            }
         }
         request.published = self.hit.len();
         if mutant::is_on(Mutant::WriteShared)

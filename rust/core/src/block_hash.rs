@@ -7,11 +7,13 @@
 
 use std::sync::Arc;
 
+use crate::block_size::BlockSize;
 use crate::chain::{Adapter, Chain, Domain, Identity};
 use crate::error::{Error, Result};
 use crate::ids::{Key, TokenId};
 use crate::key_encoding::{self, Constant};
 use crate::mutant::{self, Mutant};
+use crate::partial_index::least_rows;
 use crate::sha256;
 use crate::shares::{self, DomainShare};
 use crate::trail::Trail;
@@ -44,6 +46,17 @@ pub struct BlockHasher {
     sharers: Arc<[Box<[u8]>]>,
     /// A block of which only the head is known. Kept for its memory.
     head: Vec<TokenId>,
+}
+
+/// Names of successive full blocks of a chain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// Number of the first of them.
+    pub first: usize,
+    /// Their keys.
+    pub keys: Vec<Key>,
+    /// The keys of their heads, by which parts of them are found; none if that is not wanted.
+    pub heads: Vec<Key>,
 }
 
 impl BlockHasher {
@@ -251,18 +264,31 @@ impl BlockHasher {
         Prompt { tokens, keys, chain: chain.clone(), trail: None, generation: self.generation, said: None }
     }
 
-    /// Keys of the full blocks of `tokens` from block `first` of `chain` on, which follow the block of key `parent`.
+    /// Names of the full blocks of `tokens` from block `first` of `chain` on, which follow the block of key `parent`; with those of their
+    /// heads, if parts of them are to be found.
     ///
     /// # Errors
     /// [`Error::InvalidInput`] unless there is a parent exactly where there is a block before.
-    pub fn keys_from(&self, chain: &Chain, first: usize, parent: Option<&Key>, tokens: &[TokenId]) -> Result<Vec<Key>> {
+    pub fn names_from(
+        &self,
+        chain: &Chain,
+        first: usize,
+        parent: Option<&Key>,
+        tokens: &[TokenId],
+        with_heads: bool,
+    ) -> Result<Names> {
         let mut hasher = self.clone();
-        let mut keys = Vec::with_capacity(tokens.len() / self.block_size);
+        let least = least_rows(BlockSize::new(self.block_size as u32));
+        let mut names = Names { first, keys: Vec::with_capacity(tokens.len() / self.block_size), heads: Vec::new() };
         for (at, block) in tokens.chunks_exact(self.block_size).enumerate() {
-            let key = hasher.block_key(chain, first + at, keys.last().or(parent), block)?;
-            keys.push(key);
+            let parent = names.keys.last().or(parent).copied();
+            let key = hasher.block_key(chain, first + at, parent.as_ref(), block)?;
+            if with_heads {
+                names.heads.push(hasher.head_key(chain, first + at, parent.as_ref(), &block[..least])?);
+            }
+            names.keys.push(key);
         }
-        Ok(keys)
+        Ok(names)
     }
 
     /// Parent of the first block: the root, and the version of the weights if they have one.

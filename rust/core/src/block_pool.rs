@@ -12,20 +12,22 @@ use crate::free_queue::{DEFAULT_LANE, FreeQueue, MAX_BLOCKS};
 use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
 use crate::partial_index::PartialIndex;
-use crate::prefix_index::{KeyState, PrefixIndex};
+use crate::prefix_index::PrefixIndex;
 use crate::refusal::Act;
-use crate::retention::Kept;
-use crate::shares::{self, DomainShare, Shares};
 use crate::watch::Watch;
 
 mod ahead;
 mod audit;
 mod content;
+mod ledger;
+mod owners;
 mod parked;
 mod retained;
 mod tables;
 #[cfg(test)]
 mod tests;
+
+use ledger::Ledger;
 
 /// What happens to blocks that lose their last holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +54,6 @@ const NOT_PARKED: u32 = u32::MAX;
 pub struct BlockPool {
     queue: FreeQueue,
     index: PrefixIndex,
-    /// What blocks hold, if parts of them may be reused.
-    partial: Option<Box<PartialIndex>>,
     /// Lists of blocks without holders that a step in flight still names, in order of release, each last block first.
     /// A block that was hit since left the null block in its place.
     parked: Vec<BlockId>,
@@ -63,10 +63,10 @@ pub struct BlockPool {
     parked_at: Box<[u32]>,
     num_parked: u32,
     evictions: u64,
-    /// What blocks are worth, from the first request on that asks for something.
-    retention: Option<Kept>,
-    /// Whose content blocks hold, if somebody has a share.
-    shares: Option<Box<Shares>>,
+    /// What is written down of blocks' contents, if anything is.
+    ledger: Option<Box<Ledger>>,
+    /// The last time that a plan, a submit or a commit brought.
+    now_us: u64,
     /// Its owner asks for everything first: see [`Granted`](crate::refusal::Granted).
     #[cfg(feature = "mutants")]
     asked_first: bool,
@@ -85,14 +85,13 @@ impl BlockPool {
         Ok(BlockPool {
             queue: FreeQueue::new(num_blocks),
             index: PrefixIndex::new(num_blocks),
-            partial: None,
             parked: Vec::new(),
             parked_ends: Vec::new(),
             parked_at: vec![NOT_PARKED; num_blocks as usize].into(),
             num_parked: 0,
             evictions: 0,
-            retention: None,
-            shares: None,
+            ledger: None,
+            now_us: 0,
             #[cfg(feature = "mutants")]
             asked_first: false,
         })
@@ -105,10 +104,12 @@ impl BlockPool {
         self
     }
 
-    /// Everything as it was at the start, but for the events: they tell that all is gone, and their numbers go on.
+    /// Everything as it was at the start, but for the time, and for the events: they tell that all is gone, and their numbers go on.
     pub(crate) fn reset(&mut self) {
         let events = self.index.end();
-        let fresh = BlockPool::new(self.num_blocks()).expect("the size of the pool that was");
+        let mut fresh = BlockPool::new(self.num_blocks()).expect("the size of the pool that was");
+        fresh.ledger = self.ledger.as_ref().and_then(|ledger| ledger.renewed(self.num_blocks()));
+        fresh.now_us = self.now_us;
         *self = match events {
             Some(events) => fresh.recording(events),
             None => fresh,
@@ -118,18 +119,8 @@ impl BlockPool {
     /// The same pool, which has named nothing yet, remembering what its blocks hold, so that parts of them are found.
     #[must_use]
     pub(crate) fn remembering(mut self, size: BlockSize) -> Self {
-        self.partial = Some(Box::new(PartialIndex::new(self.num_blocks(), size)));
-        self
-    }
-
-    /// The same pool, all of whose blocks are free and without names, with these shares of it.
-    #[must_use]
-    pub fn sharing(mut self, shares: &[DomainShare]) -> Self {
-        if !shares.is_empty() {
-            let shares = Shares::new(self.num_blocks(), shares);
-            self.queue = FreeQueue::with_owners(self.num_blocks(), shares.owners());
-            self.shares = Some(Box::new(shares));
-        }
+        let num_blocks = self.num_blocks();
+        self.keep_ledger().remember(num_blocks, size);
         self
     }
 
@@ -153,24 +144,18 @@ impl BlockPool {
         return false;
     }
 
-    /// Whose content blocks hold, if somebody has a share.
-    pub(crate) fn shares(&self) -> Option<&Shares> {
-        self.shares.as_deref()
-    }
-
-    /// Says whose content `block` is about to get a name for; 0: nobody's who has a share.
-    pub fn set_owner(&mut self, block: BlockId, owner: u8) {
-        if let Some(shares) = &mut self.shares
-            && self.index.state(block) == KeyState::Unnamed
-            && self.queue.holders(block) > 0
-        {
-            shares.set_owner(block, owner);
-        }
-    }
-
     /// What blocks hold, if that is remembered.
     pub(crate) fn partial(&self) -> Option<&PartialIndex> {
-        self.partial.as_deref()
+        self.ledger.as_ref()?.partial.as_ref()
+    }
+
+    /// Whether anything is written down of blocks' contents: if not, nothing need be told of them.
+    pub(crate) fn has_ledger(&self) -> bool {
+        self.ledger.is_some()
+    }
+
+    fn keep_ledger(&mut self) -> &mut Ledger {
+        self.ledger.get_or_insert_default()
     }
 
     /// Blocks in all, the null block among them.
@@ -245,7 +230,7 @@ impl BlockPool {
     /// Bytes that the pool keeps for each block.
     #[must_use]
     pub fn bytes_per_block(&self) -> f64 {
-        let partial = self.partial.as_ref().map_or(0.0, |partial| partial.bytes_per_block());
+        let partial = self.partial().map_or(0.0, |partial| partial.bytes_per_block());
         (FreeQueue::bytes_per_block() + size_of::<u32>()) as f64 + self.index.bytes_per_block() + partial
     }
 
@@ -274,34 +259,13 @@ impl BlockPool {
         self.must_be_granted_blocks(count);
         table.blocks.resize(start + count as usize, BlockId::NULL);
         let out = &mut table.blocks[start..];
-        let taken = if self.shares.is_some() { self.take_by_share(out) } else { self.queue.take(out) };
+        let taken = if self.shares().is_some() { self.take_by_share(out) } else { self.queue.take(out) };
         if let Err(error) = taken {
             table.blocks.truncate(start);
             return Err(error);
         }
         self.evict(&table.blocks[start..]);
         if count < needed { Err(Error::OutOfBlocks { needed, free }) } else { Ok(()) }
-    }
-
-    /// The same as the queue's take, but that content goes first whose owner has most above its share.
-    fn take_by_share(&mut self, out: &mut [BlockId]) -> Result<()> {
-        let needed = out.len() as u32;
-        self.queue.reserve(u64::from(needed)).map_err(|free| Error::OutOfBlocks { needed, free })?;
-        let (mut taken, mut empty) = (0, 0);
-        while taken < out.len() {
-            let rest = &mut out[taken..];
-            let mut count = self.queue.take_empty(rest);
-            if count == 0 {
-                let shares = self.shares.as_ref().expect("it is asked for with shares only");
-                let (owner, most) = shares.most_above(empty).expect("the permits say that there are blocks");
-                let most = most.min(rest.len());
-                count = self.queue.take_of(owner, &mut rest[..most]);
-                empty |= u64::from(count == 0) << owner;
-                self.evict(&out[taken..taken + count]);
-            }
-            taken += count;
-        }
-        Ok(())
     }
 
     /// Blocks were handed out: what was in them is forgotten.
@@ -346,9 +310,6 @@ impl BlockPool {
             };
             rest = &rest[len..];
         }
-        if let Some(retention) = &mut self.retention {
-            blocks.iter().for_each(|&block| retention.hit(block));
-        }
         table.blocks.extend_from_slice(blocks);
         Ok(())
     }
@@ -388,16 +349,10 @@ impl BlockPool {
     /// # Errors
     /// [`Error::NoSuchBlock`] for an id of another pool; [`Error::NotHeld`] if an entry has no holder left. Nothing changes then.
     pub fn release_blocks(&mut self, blocks: &[BlockId], when: Release) -> Result<()> {
-        let (retention, shares) = (self.retention.as_deref(), self.shares.as_deref());
-        let freed = if retention.is_none() && shares.is_none() {
-            self.queue.drop_holders(blocks, |_| DEFAULT_LANE)?
-        } else {
-            let worth = |block| retention.map_or(DEFAULT_LANE, |retention| retention.worth(block).priority.into());
-            self.queue.drop_holders(blocks, |block| shares::lane(shares, block, worth(block)))?
+        let freed = match &self.ledger {
+            None => self.queue.drop_holders(blocks, |_| DEFAULT_LANE)?,
+            Some(_) => self.drop_in_ledger(blocks)?,
         };
-        if let Some(retention) = &mut self.retention {
-            self.queue.freed_ids(&freed).for_each(|block| retention.released(block));
-        }
         if freed.has_named() {
             self.withdraw_pending(&freed);
         }

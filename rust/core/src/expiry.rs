@@ -13,19 +13,40 @@ use crate::seat_heap::NOWHERE;
 use crate::seat_order::SeatOrder;
 
 /// Deadlines of live requests.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Expiries {
     order: SeatOrder,
     places: Vec<u32>,
+    /// Blocks have times of their own: every plan looks whether one is over.
+    of_blocks: bool,
+    /// Before this nothing is over.
+    wake_us: u64,
+}
+
+impl Default for Expiries {
+    fn default() -> Self {
+        Expiries { order: SeatOrder::default(), places: Vec::new(), of_blocks: false, wake_us: u64::MAX }
+    }
 }
 
 impl Expiries {
+    /// Blocks have times of their own from now on.
+    pub fn look_at_blocks(&mut self) {
+        self.of_blocks = true;
+        self.note_next();
+    }
+
+    fn note_next(&mut self) {
+        self.wake_us = if self.of_blocks { 0 } else { self.next_us().unwrap_or(u64::MAX) };
+    }
+
     /// The request at `seat` begins to live, or was admitted for the first time.
     pub fn set(&mut self, seat: usize, ask: &Ask) {
         let due = ask.turn.deadline_us.min(ask.turn.queue_deadline_us);
         self.clear(seat);
         if due != u64::MAX {
             self.order.push(&mut self.places, seat, (due, ask.rank.arrival));
+            self.note_next();
         }
     }
 
@@ -33,6 +54,7 @@ impl Expiries {
     pub fn clear(&mut self, seat: usize) {
         if self.places.get(seat).is_some_and(|&place| place != NOWHERE) {
             self.order.remove(&mut self.places, seat);
+            self.note_next();
         }
     }
 
@@ -53,8 +75,18 @@ impl Scheduler {
         self.expiries.next_us()
     }
 
-    /// Ends everybody whose time is over.
+    /// Tells the time. Blocks whose time is over are worth less, and everybody whose time is over ends.
     pub(crate) fn expire(&mut self, now_us: u64) {
+        self.pool.tell_time(now_us);
+        if self.expiries.wake_us <= now_us {
+            self.expire_due(now_us);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn expire_due(&mut self, now_us: u64) {
+        self.pool.expire(now_us);
         if mutant::is_on(Mutant::NeverExpires) {
             return;
         }

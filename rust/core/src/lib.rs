@@ -12,6 +12,7 @@
 #[cfg(all(feature = "mutants", not(loom)))]
 pub mod access;
 pub mod algorithm;
+mod beside;
 pub mod block_hash;
 pub mod block_map;
 pub mod block_pool;

@@ -410,6 +410,14 @@ mutants! {
     NothingExpires = "nothing_expires",
     /// A range counts only for the blocks that it touches, not for those before them.
     RangeLiftsItsOwnOnly = "range_lifts_its_own_only",
+    /// A prompt that was preempted looks nothing up.
+    PreemptedLooksNothingUp = "preempted_looks_nothing_up",
+    /// Content that is published stays behind content of its key that is pending.
+    PublishedStaysBehind = "published_stays_behind",
+    /// A reserve counts no block for the copy that the next row needs.
+    ReserveForgetsCopy = "reserve_forgets_copy",
+    /// Of a hit over the blocks of several writers, the front may be worth less than the rest.
+    FrontWorthLess = "front_worth_less",
     /// New content is worth what the block's old content was.
     OldWorthStays = "old_worth_stays",
     /// Of blocks whose time is over at once the first of the chain goes first.

@@ -9,14 +9,63 @@
 //! Each group has a source of its own, which need not hold the same content as that of another group: as many rows are copied as all of
 //! them have. A group whose queries see themselves only needs none.
 
-use crate::block_pool::Release;
+use crate::block_hash::BlockHasher;
+use crate::block_pool::{BlockPool, Release};
+use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
+use crate::chain::Chain;
 use crate::group::MAX_GROUPS;
 use crate::ids::{BlockId, Key, TokenId};
 use crate::mutant::{self, Mutant};
 use crate::partial_index::least_rows;
 use crate::prefix_index::KeyState;
 use crate::scheduler::Scheduler;
+
+/// The tokens that go on behind full blocks which were found, the last one of all left out: some row must be computed.
+pub(crate) struct Wanted<'a> {
+    chain: &'a Chain,
+    /// Number of their block.
+    at: usize,
+    parent: Option<Key>,
+    pub tokens: &'a [TokenId],
+    least: usize,
+}
+
+impl<'a> Wanted<'a> {
+    /// Behind the blocks of these keys, the first of `chain`, whose tokens begin with `tokens`; none if they are too few for a hit.
+    pub fn behind(chain: &'a Chain, keys: &[Key], tokens: &'a [TokenId], size: BlockSize) -> Option<Self> {
+        let (at, least) = (keys.len(), least_rows(size));
+        let end = ((at + 1) * size.tokens()).min(tokens.len() - 1);
+        let tokens = tokens.get(at * size.tokens()..end).filter(|wanted| wanted.len() >= least)?;
+        Some(Wanted { chain, at, parent: keys.last().copied(), tokens, least })
+    }
+
+    /// The key of the head that a block must share.
+    pub fn head(&self, hasher: &mut BlockHasher) -> Option<Key> {
+        hasher.head_key(self.chain, self.at, self.parent.as_ref(), &self.tokens[..self.least]).ok()
+    }
+
+    /// The published block of `group` that holds most of them, and how many. Its key must be that of its tokens behind our parent.
+    pub fn source(
+        &self,
+        pool: &BlockPool,
+        hasher: &mut BlockHasher,
+        head: &Key,
+        group: usize,
+    ) -> Option<(BlockId, usize)> {
+        let (partial, index) = (pool.partial()?, pool.index());
+        let found = partial.find(mark_of(head, group, self.tokens), self.tokens);
+        let (source, rows) = found.filter(|(_, rows)| *rows >= self.least)?;
+        let key = hasher.block_key(self.chain, self.at, self.parent.as_ref(), partial.tokens(source)).ok()?;
+        let is_ours = index.key(source) == Some(key.in_group(group)) || mutant::is_on(Mutant::PartialOfAnybody);
+        (is_ours && index.state(source) == KeyState::Published).then_some((source, rows))
+    }
+}
+
+/// What blocks of a group have in common whose heads have the key `head`.
+pub(crate) fn mark_of(head: &Key, group: usize, tokens: &[TokenId]) -> u64 {
+    if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(tokens[0]) } else { head.in_group(group).short() }
+}
 
 /// What can be copied for an admission.
 #[derive(Clone, Copy, Debug)]
@@ -31,39 +80,34 @@ impl PartialHit {
     pub fn sources(&self) -> impl Iterator<Item = (usize, BlockId)> {
         self.sources.into_iter().enumerate().filter(|&(_, source)| source != BlockId::NULL)
     }
+
+    /// The block that is read in `group`, if one is.
+    pub fn source_of(&self, group: usize) -> Option<BlockId> {
+        Some(self.sources[group]).filter(|&source| source != BlockId::NULL)
+    }
 }
 
 impl Scheduler {
     /// The longest head of the next block that every group has in some published block, behind `hits` full blocks.
     pub(crate) fn find_partial(&mut self, seat: usize, hits: usize) -> Option<PartialHit> {
-        let partial = self.pool.partial()?;
-        let (size, least) = (self.block_size.tokens(), least_rows(self.block_size));
+        self.pool.partial()?;
         let request = self.seats[seat].as_ref().expect("a seat in use");
-        let end = ((hits + 1) * size).min(request.num_tokens() - 1);
-        let wanted = request.tokens().get(hits * size..end).filter(|wanted| wanted.len() >= least)?;
-        let parent = hits.checked_sub(1).map(|before| request.keys[before]);
-        let head = self.hasher.head_key(&request.chain, hits, parent.as_ref(), &wanted[..least]).ok()?;
-        let mut found = PartialHit { sources: [BlockId::NULL; MAX_GROUPS], rows: wanted.len() };
+        let wanted = Wanted::behind(&request.chain, &request.keys[..hits], request.tokens(), self.block_size)?;
+        let head = wanted.head(&mut self.hasher)?;
+        let mut found = PartialHit { sources: [BlockId::NULL; MAX_GROUPS], rows: wanted.tokens.len() };
         for (group, spec) in self.groups.specs().iter().enumerate() {
             // The query behind one row of the block.
             if spec.first_visible(1) > 0 {
                 continue;
             }
-            let mark = mark_of(&head, group, wanted);
-            let (source, rows) = partial.find(mark, wanted).filter(|(_, rows)| *rows >= least)?;
-            let key = self.hasher.block_key(&request.chain, hits, parent.as_ref(), partial.tokens(source)).ok()?;
-            let index = self.pool.index();
-            let is_ours = index.key(source) == Some(key.in_group(group)) || mutant::is_on(Mutant::PartialOfAnybody);
-            if !is_ours || index.state(source) != KeyState::Published {
-                return None;
-            }
+            let (source, rows) = wanted.source(&self.pool, &mut self.hasher, &head, group)?;
             found.sources[group] = source;
             found.rows = found.rows.min(rows);
             if mutant::is_on(Mutant::PartialOfFirstGroup) {
                 break;
             }
         }
-        found.rows += usize::from(mutant::is_on(Mutant::PartialRowTooMany) && found.rows < wanted.len());
+        found.rows += usize::from(mutant::is_on(Mutant::PartialRowTooMany) && found.rows < wanted.tokens.len());
         Some(found)
     }
 
@@ -110,17 +154,9 @@ impl Scheduler {
     /// The first block number of the hit that was just found of which some group's content is not what its key says.
     pub(crate) fn first_forged(&self, seat: usize) -> Option<usize> {
         let partial = self.pool.partial().filter(|_| !mutant::is_on(Mutant::TokensNotCompared))?;
-        let (request, size) = (self.request(seat), self.block_size.tokens());
-        let is_forged = |(at, &block): (usize, &BlockId)| {
-            block != BlockId::NULL && partial.tokens(block) != &request.tokens()[at * size..(at + 1) * size]
-        };
+        let request = self.request(seat);
         let compared = if mutant::is_on(Mutant::TokensOfFirstGroup) { 1 } else { self.groups.len() };
-        let forged_in = |group: usize| self.hit.table(group).iter().enumerate().position(is_forged);
+        let forged_in = |group: usize| partial.first_other(self.hit.table(group), request.tokens());
         (0..compared).filter_map(forged_in).min()
     }
-}
-
-/// What blocks of a group have in common whose heads have the key `head`.
-fn mark_of(head: &Key, group: usize, tokens: &[TokenId]) -> u64 {
-    if mutant::is_on(Mutant::PartialOfAnybody) { u64::from(tokens[0]) } else { head.in_group(group).short() }
 }

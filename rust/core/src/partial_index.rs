@@ -47,6 +47,11 @@ impl PartialIndex {
         }
     }
 
+    /// Tokens a block.
+    pub fn block_size(&self) -> BlockSize {
+        BlockSize::new(self.size as u32)
+    }
+
     /// What `block`, which was just made pending, will hold.
     pub fn describe(&mut self, block: BlockId, mark: u64, tokens: &[TokenId]) {
         self.tokens[block.index() * self.size..][..self.size].copy_from_slice(tokens);
@@ -64,22 +69,32 @@ impl PartialIndex {
         (self.size * size_of::<TokenId>() + size_of::<u64>() + 2 * size_of::<u32>()) as f64 + table
     }
 
-    /// The block of this mark with the longest common prefix with `wanted`, and its length.
+    /// The block of this mark with the longest common prefix with `wanted`, and its length: one of the two between which `wanted` would
+    /// stand, the first of them if both have as much.
     pub fn find(&self, mark: u64, wanted: &[TokenId]) -> Option<(BlockId, usize)> {
         let mut at = *self.roots.find(mark, |&root| self.marks[root as usize] == mark)?;
-        let mut best = None;
+        let (mut before, mut behind) = (NONE, NONE);
         while at != NONE {
-            let tokens = self.tokens(BlockId(at));
-            let rows = tokens.iter().zip(wanted).take_while(|(ours, theirs)| ours == theirs).count();
-            if best.is_none_or(|(_, most)| rows > most) {
-                best = Some((BlockId(at), rows));
-            }
-            at = if wanted < tokens { self.left[at as usize] } else { self.right[at as usize] };
+            let is_behind = wanted < self.tokens(BlockId(at));
+            *if is_behind { &mut behind } else { &mut before } = at;
+            at = if is_behind { self.left[at as usize] } else { self.right[at as usize] };
             if mutant::is_on(Mutant::PartialFirstOnly) {
                 break;
             }
         }
-        best
+        let shares = |&block: &BlockId| {
+            let both = self.tokens(block).iter().zip(wanted);
+            both.take_while(|(ours, theirs)| ours == theirs).count()
+        };
+        let neighbours = [behind, before].map(BlockId).into_iter().filter(|&block| block.get() != NONE);
+        neighbours.max_by_key(shares).map(|block| (block, shares(&block)))
+    }
+
+    /// The number of the first of `blocks` whose tokens are not those that stand there in `tokens`. Null blocks hold what they like.
+    pub fn first_other(&self, blocks: &[BlockId], tokens: &[TokenId]) -> Option<usize> {
+        let is_other =
+            |(&block, wanted): (&BlockId, &[TokenId])| block != BlockId::NULL && self.tokens(block) != wanted;
+        blocks.iter().zip(tokens.chunks_exact(self.size)).position(is_other)
     }
 
     /// `block` is the first published one of its key.

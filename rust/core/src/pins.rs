@@ -117,6 +117,9 @@ impl Scheduler {
         self.pool.may_take(free_hits)?;
         let mut table = BlockTable::new();
         self.pool.share_all(&mut table, &blocks).expect("hits of this call");
+        for group in 0..self.groups.len() {
+            self.pool.ask_chain(self.hit.table(group), None, |_| None);
+        }
         let id = self.pins.add(table, self.config.num_blocks);
         Ok(Pinned { id, tokens: kept * size.tokens(), blocks: blocks.len() as u32 })
     }

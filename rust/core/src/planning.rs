@@ -5,6 +5,7 @@
 
 use std::hint::black_box;
 
+use crate::beside;
 use crate::error::{Error, Result};
 use crate::events::Content;
 use crate::flight::Entry;
@@ -33,7 +34,6 @@ impl Scheduler {
         self.draft.apply_to_tables(shape, memory.tables);
         self.draft.clear();
         self.flight.begin(number);
-        self.pool.expire(now_us);
         self.timelines.tell_time(now_us);
         self.frontier.clear();
         self.idle_sharers.clear();
@@ -272,11 +272,10 @@ impl Scheduler {
             let request = self.seats[seat].as_ref().expect("a seat in use");
             for (group, table) in request.tables().enumerate() {
                 let (block, key) = (table.blocks()[at], request.keys[at].in_group(group));
-                self.pool.set_owner(block, request.chain.owner(at));
-                self.pool.make_pending(block, key).expect("a block of this pool");
-                if self.pool.retention().is_some() {
-                    self.pool.ask(block, at, request.worth(at * size.tokens()));
+                if self.pool.has_ledger() {
+                    beside::enter(&mut self.pool, size, block, at, request);
                 }
+                self.pool.make_pending(block, key).expect("a block of this pool");
                 if self.config.event_buffer_size > 0
                     && let Some(tokens) = request.tokens().get(size.tokens() * at..size.tokens() * (at + 1))
                 {

@@ -1,16 +1,19 @@
 //! Finds the longest known prefix of a prompt and holds it in the same call: no id of a block that nobody holds leaves here.
 //!
 //! Before: [`BlockHasher`](crate::block_hash::BlockHasher) made the keys of the prompt. After: a sequence that starts with the blocks
-//! that were found. A hit covers at most all tokens but the last, which is always computed (design 5). What was found counts as
-//! reused when rows are appended behind it, once.
+//! that were found. A hit covers at most all tokens but the last, which is always computed (design 5). In a pool that remembers what
+//! its blocks hold, tokens are compared, and rows of the next block count too: the sequence shares the block that has them, so whoever appends
+//! gets a block of its own and is told to copy them. What was found counts as reused when rows are appended behind it, once.
 
-use crate::block_hash::Prompt;
+use crate::block_hash::{BlockHasher, Prompt};
 use crate::block_pool::BlockPool;
 use crate::block_size::BlockSize;
 use crate::error::{Error, Result};
 use crate::group::Groups;
 use crate::hit::{Hit, Known};
+use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
+use crate::partial_hit::Wanted;
 use crate::sequence::{Lookup, Sequence};
 
 /// What was looked for and what was reused, in tokens.
@@ -39,7 +42,8 @@ impl PrefixCache {
         PrefixCache { reuse: Reuse::default(), groups: Groups::full(size), hit: Hit::new(1) }
     }
 
-    /// A sequence over the longest published prefix of `prompt`, with blocks for `reserve` rows in all.
+    /// A sequence over the longest published prefix of `prompt`, with blocks for `reserve` rows in all, one for a copy among them.
+    /// `hasher` made the prompt.
     ///
     /// # Errors
     /// [`Error::OutOfBlocks`] if the reserved blocks, and the hits that are free, are more than the free ones;
@@ -48,6 +52,7 @@ impl PrefixCache {
         &mut self,
         pool: &mut BlockPool,
         size: BlockSize,
+        hasher: &mut BlockHasher,
         prompt: &Prompt,
         reserve: usize,
     ) -> Result<Sequence> {
@@ -59,16 +64,28 @@ impl PrefixCache {
         let known = if mutant::is_on(Mutant::HitWholePrompt) { queried } else { queried - 1 };
         let keys = &prompt.keys()[..size.full_blocks(known)];
         self.hit.find(pool.index(), &self.groups, keys, Known::Published);
-        let lacking = size.blocks_for(reserve).saturating_sub(self.hit.len()) as u32;
-        let free_hits = self.hit.num_free(pool);
+        if let Some(at) = pool.partial().and_then(|partial| partial.first_other(self.hit.table(0), prompt.tokens())) {
+            self.hit.fit(pool.index(), &self.groups, &keys[..at], Known::Published, 0);
+        }
+        let part = find_part(pool, size, hasher, prompt, self.hit.len());
+        let found = self.hit.len() * size.tokens() + part.map_or(0, |(_, rows)| rows);
+        let lacking = if reserve > found { size.blocks_for(reserve) - self.hit.len() } else { 0 } as u32;
+        let free_hits = self.hit.num_free(pool) + part.map_or(0, |(source, _)| u32::from(pool.is_free(source)));
         let mut sequence = Sequence::default();
         if lacking > pool.num_free().saturating_sub(free_hits) && !mutant::is_on(Mutant::BlockedKeepsHits) {
             return Err(Error::OutOfBlocks { needed: lacking.saturating_add(free_hits), free: pool.num_free() });
         }
         pool.share_all(&mut sequence.table, self.hit.table(0))?;
-        pool.take(&mut sequence.table, lacking)?;
+        pool.ask_chain(self.hit.table(0), part.map(|(source, _)| source), |_| None);
         sequence.named = self.hit.len();
         sequence.rows = sequence.named * size.tokens();
+        if let Some((source, rows)) = part {
+            pool.share(&mut sequence.table, source)?;
+            sequence.rows += rows;
+        }
+        // For the copy of a part that has a block already, and for what comes behind.
+        sequence.has_spare = part.is_some() && lacking > 0;
+        pool.take(&mut sequence.table, lacking)?;
         sequence.lookup = Some(Lookup { queried, found: sequence.rows });
         sequence.chain = (!mutant::is_on(Mutant::ChainForgotten)).then(|| prompt.chain().clone());
         if mutant::is_on(Mutant::RecountQueriesOnRetry) {
@@ -85,4 +102,18 @@ impl PrefixCache {
             self.reuse.hits += found as u64;
         }
     }
+}
+
+/// The block of which most rows go on behind `hits` full blocks of `prompt`, and how many, in a pool that remembers what its blocks hold.
+fn find_part(
+    pool: &BlockPool,
+    size: BlockSize,
+    hasher: &mut BlockHasher,
+    prompt: &Prompt,
+    hits: usize,
+) -> Option<(BlockId, usize)> {
+    pool.partial()?;
+    let wanted = Wanted::behind(prompt.chain(), &prompt.keys()[..hits], prompt.tokens(), size)?;
+    let head = wanted.head(hasher)?;
+    wanted.source(pool, hasher, &head, 0)
 }

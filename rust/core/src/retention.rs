@@ -8,10 +8,11 @@
 //! A block is worth the highest priority of every range that ends behind its start, and lives as long as the longest of them that are
 //! above the default; beyond all ranges that have an end lies one of the default priority. What a block is worth never falls while its
 //! content stays, but when its time is over: then it is worth the default. Its time begins when its last holder goes, so a hit by
-//! anybody, whatever that one asks for, starts it anew.
+//! anybody, whatever that one asks for, starts it anew. Several may have written the same content, and a hit may hold the front of one
+//! writer's chain and the rest of another's: the front is then worth what the rest is.
 //!
 //! So along a chain neither priority nor time ever rises, in one request or over many: whoever asks something for a block asks it for
-//! every block before it, and who holds a block holds all before it and gives them back in the same call. A cached child is evicted
+//! every block before it, and who holds a block holds all before it, none of them worth less, and gives them back in the same call. A cached child is evicted
 //! before its parent, at every time (but in a group with a window, which gives the front back early). If instead each block kept the
 //! time of its own highest range, a short range of high priority at the front would end, the front would fall to the default, and the
 //! rest of the chain, in a longer range of middle priority, would outlive it. If time began when a block is published, the front of a
@@ -23,6 +24,7 @@ use crate::deadlines::{Deadlines, FOREVER};
 use crate::error::{Error, Result};
 use crate::ids::BlockId;
 use crate::mutant::{self, Mutant};
+use crate::prefix_index::{KeyState, PrefixIndex};
 
 /// Priority of what nobody asked anything for.
 pub const DEFAULT_PRIORITY: u8 = 35;
@@ -140,8 +142,7 @@ impl Ranges {
     }
 }
 
-/// How a pool keeps it. A build with feature `no_retention` has none to keep, and no look whether there is one: the measure of what
-/// those looks cost.
+/// How a pool keeps it. A build with feature `no_retention` has none to keep: the measure of what it costs where nobody asks for it.
 #[cfg(not(feature = "no_retention"))]
 pub(crate) type Kept = Box<Retention>;
 
@@ -165,15 +166,15 @@ impl std::ops::DerefMut for Kept {
     }
 }
 
-/// That of a pool of `num_blocks` blocks which begins to keep it; none in a build without.
+/// That of a pool with this index, which begins to keep it; none in a build without.
 #[cfg(not(feature = "no_retention"))]
-pub(crate) fn keep(num_blocks: u32) -> Option<Kept> {
-    Some(Box::new(Retention::new(num_blocks)))
+pub(crate) fn keep(index: &PrefixIndex) -> Option<Kept> {
+    Some(Box::new(Retention::new(index)))
 }
 
 /// See above.
 #[cfg(feature = "no_retention")]
-pub(crate) fn keep(_num_blocks: u32) -> Option<Kept> {
+pub(crate) fn keep(_index: &PrefixIndex) -> Option<Kept> {
     None
 }
 
@@ -184,16 +185,15 @@ pub struct Retention {
     deadlines: Deadlines,
     /// Blocks whose time was over while they were in no queue, with that time.
     late: Vec<(BlockId, u64)>,
-    now_us: u64,
 }
 
 impl Retention {
-    /// Every block is worth the default.
+    /// Every block is worth the default. What has a name by now was written by somebody who asked for nothing.
     #[must_use]
-    pub fn new(num_blocks: u32) -> Self {
-        // What is cached by now was written by somebody who asked for nothing.
-        let worth = vec![Some(Worth::DEFAULT); num_blocks as usize].into();
-        Retention { worth, deadlines: Deadlines::new(num_blocks), late: Vec::new(), now_us: 0 }
+    pub fn new(index: &PrefixIndex) -> Self {
+        let is_named = |block| index.state(block) != KeyState::Unnamed;
+        let worth: Box<[_]> = index.blocks().map(|block| is_named(block).then_some(Worth::DEFAULT)).collect();
+        Retention { deadlines: Deadlines::new(worth.len() as u32), worth, late: Vec::new() }
     }
 
     /// What `block` is worth.
@@ -202,22 +202,12 @@ impl Retention {
         self.worth[block.index()].unwrap_or(Worth::DEFAULT)
     }
 
-    /// The time. It never goes back.
-    pub(crate) fn tell_time(&mut self, now_us: u64) {
-        self.now_us = self.now_us.max(now_us);
-    }
-
-    /// `block` gets new content, for which nobody asked anything yet.
+    /// The content of `block` is forgotten: nobody asked anything yet for the next that it gets.
     pub(crate) fn begin(&mut self, block: BlockId) {
         if !mutant::is_on(Mutant::OldWorthStays) {
             self.worth[block.index()] = None;
         }
         self.deadlines.clear(block);
-        self.hit(block);
-    }
-
-    /// `block` has a holder: its time will begin anew.
-    pub(crate) fn hit(&mut self, block: BlockId) {
         self.late.retain(|(late, _)| *late != block);
     }
 
@@ -231,17 +221,34 @@ impl Retention {
         };
     }
 
-    /// The last holder of `block` is gone: its time begins.
-    pub(crate) fn released(&mut self, block: BlockId) {
-        let Worth { time_us, .. } = self.worth(block);
-        if time_us > 0 && !(mutant::is_on(Mutant::HitRefreshesNothing) && self.deadlines.due(block) != FOREVER) {
-            self.deadlines.set(block, self.now_us.saturating_add(time_us));
+    /// A holder of the blocks of `chain`, the first of a chain, asks `asked` for each; behind them `behind` was found. What stands before
+    /// a block is worth as much as it.
+    pub(crate) fn ask_chain(
+        &mut self,
+        chain: &[BlockId],
+        behind: Option<BlockId>,
+        asked: impl Fn(usize) -> Option<Worth>,
+    ) {
+        let mut least = behind.map(|block| self.worth(block));
+        for (number, &block) in chain.iter().enumerate().rev().filter(|(_, block)| **block != BlockId::NULL) {
+            let before = least.filter(|_| !mutant::is_on(Mutant::FrontWorthLess));
+            asked(number).into_iter().chain(before).for_each(|asked| self.ask(block, number, asked));
+            least = Some(self.worth(block));
         }
     }
 
-    /// From here on [`Retention::next_over`] tells whose time is over at `now_us`.
-    pub(crate) fn begin_expiry(&mut self, now_us: u64) {
-        self.tell_time(now_us);
+    /// The last holder of `block` is gone at `now_us`: its time begins.
+    pub(crate) fn released(&mut self, block: BlockId, now_us: u64) {
+        // Whatever time was over before it was hit.
+        self.late.retain(|(late, _)| *late != block);
+        let Worth { time_us, .. } = self.worth(block);
+        if time_us > 0 && !(mutant::is_on(Mutant::HitRefreshesNothing) && self.deadlines.due(block) != FOREVER) {
+            self.deadlines.set(block, now_us.saturating_add(time_us));
+        }
+    }
+
+    /// From here on [`Retention::next_over`] tells whose time is over.
+    pub(crate) fn begin_expiry(&mut self) {
         for (block, due) in self.late.drain(..) {
             if self.deadlines.due(block) == FOREVER {
                 self.deadlines.set(block, due);
@@ -249,22 +256,15 @@ impl Retention {
         }
     }
 
-    /// The next block whose time is over, and when that was: see [`Retention::fall`] and [`Retention::wait`]. That of a block that is
-    /// held will begin anew.
-    pub(crate) fn next_over(&mut self) -> Option<(BlockId, u64)> {
-        self.deadlines.pop(self.now_us)
+    /// The next block whose time is over at `now_us`, and when that was: see [`Retention::fall`] and [`Retention::wait`]. That of a block
+    /// that is held will begin anew.
+    pub(crate) fn next_over(&mut self, now_us: u64) -> Option<(BlockId, u64)> {
+        self.deadlines.pop(now_us)
     }
 
     /// `block` is worth the default from now on.
     pub(crate) fn fall(&mut self, block: BlockId) {
         self.worth[block.index()] = Some(Worth::DEFAULT);
-    }
-
-    /// The content of `block` is forgotten.
-    pub(crate) fn forget(&mut self, block: BlockId) {
-        self.fall(block);
-        self.deadlines.clear(block);
-        self.hit(block);
     }
 
     /// `block`, whose time was over at `due_us`, is in no queue yet: look again next time.
@@ -317,20 +317,17 @@ mod tests {
 
     #[test]
     fn a_block_is_worth_the_most_that_anybody_asked_until_its_time_is_over() {
-        let (mut retention, block) = (Retention::new(4), BlockId(2));
+        let (mut retention, block) = (Retention::new(&PrefixIndex::new(4)), BlockId(2));
         assert_eq!(retention.worth(block), Worth::DEFAULT);
-        retention.begin(block);
         retention.ask(block, 0, worth(80, 1000));
-        retention.released(block);
-        retention.tell_time(500);
+        retention.released(block, 0);
         retention.ask(block, 0, Worth::DEFAULT);
-        retention.released(block);
-        retention.tell_time(1499);
-        assert_eq!((retention.worth(block), retention.next_over()), (worth(80, 1000), None), "any hit starts it anew");
-        retention.tell_time(1500);
-        assert_eq!(retention.next_over(), Some((block, 1500)));
+        retention.released(block, 500);
+        let over = |retention: &mut Retention, now_us| (retention.worth(block), retention.next_over(now_us));
+        assert_eq!(over(&mut retention, 1499), (worth(80, 1000), None), "any hit starts it anew");
+        assert_eq!(over(&mut retention, 1500), (worth(80, 1000), Some((block, 1500))));
         retention.fall(block);
-        assert_eq!((retention.worth(block), retention.next_over()), (Worth::DEFAULT, None));
+        assert_eq!(over(&mut retention, 1500), (Worth::DEFAULT, None));
         retention.begin(block);
         retention.ask(block, 0, worth(10, 0));
         assert_eq!(retention.worth(block).priority, 10);

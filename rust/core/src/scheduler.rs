@@ -272,14 +272,16 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Asks how long the blocks of a request, which was just submitted, are to stay when nobody holds them.
+    /// Asks how long the blocks of a request are to stay when nobody holds them: those that it has, and those to come.
     ///
     /// # Errors
     /// [`Error::UnknownRequest`] if it has ended or never was.
     pub fn set_retention(&mut self, id: RequestId, ranges: Ranges) -> Result<()> {
         let seat = self.seat_of(id).ok_or(Error::UnknownRequest { request: id })?;
         self.pool.use_retention();
+        self.expiries.look_at_blocks();
         self.request_mut(seat).retention = Some(Box::new(ranges));
+        self.ask_for_all(seat);
         Ok(())
     }
 

@@ -64,9 +64,12 @@ impl Scheduler {
     }
 
     /// Puts the hit that was just found in the place of the `kept` blocks that it has, and `missing` blocks a group behind it.
+    #[cold]
+    #[inline(never)]
     fn rejoin(&mut self, seat: usize, kept: usize, missing: u32, own: u32) {
         let old = self.request_mut(seat).cut(0);
         self.hold_hits(seat);
+        self.ask_for_hits(seat, None);
         let (hits, size) = (self.hit.len(), self.block_size.tokens());
         let request = self.request_mut(seat);
         request.computed = hits * size;

@@ -3,6 +3,7 @@
 //! Before: [`Sequences`](crate::sequences::Sequences) keeps it and hands it the pool. Every mutator is all-or-nothing.
 //! Always: rows fit the blocks; the first `named` blocks are full, and published under the keys of this chain.
 
+use crate::block_hash::Names;
 use crate::block_pool::{BlockCopy, BlockPool, Release};
 use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
@@ -11,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::events::Content;
 use crate::ids::{BlockId, Key, TokenId};
 use crate::mutant::{self, Mutant};
+use crate::partial_hit::mark_of;
 use crate::prefix_index::KeyState;
 use crate::retention::{Ranges, Worth};
 
@@ -45,6 +47,8 @@ pub(crate) struct Sequence {
     pub rows: usize,
     /// Leading blocks that are published.
     pub named: usize,
+    /// The last block of the table stands by for the copy that the next row needs.
+    pub has_spare: bool,
     /// Counted when the first row is appended behind it.
     pub lookup: Option<Lookup>,
     /// What the keys of its blocks depend on beside tokens; none for a plain chain.
@@ -56,8 +60,13 @@ impl Sequence {
     pub fn append(&mut self, pool: &mut BlockPool, size: BlockSize, count: usize) -> Result<Option<RowCopy>> {
         let end = self.end(count)?;
         let tail = size.full_blocks(self.rows);
-        let is_shared = count > 0 && self.table.blocks().get(tail).is_some_and(|&block| !is_private(pool, block));
-        let lacking = self.lacking(pool, size, end, u32::from(is_shared))?;
+        let is_shared = count > 0 && self.is_tail_shared(pool, size);
+        let lacking = self.lacking(pool, size, end, is_shared)?;
+        if count > 0 && std::mem::take(&mut self.has_spare) && is_shared {
+            let spare = self.table.blocks.pop().expect("it stands by");
+            // The next to be taken.
+            pool.release_blocks(&[spare], Release::Now)?;
+        }
         let copied = if is_shared { pool.make_writable(&mut self.table, tail, Release::Now)? } else { None };
         pool.take(&mut self.table, lacking)?;
         let rows = size.offset(self.rows) as u32;
@@ -65,18 +74,35 @@ impl Sequence {
         Ok(copied.filter(|_| rows > 0).map(|BlockCopy { source, target }| RowCopy { source, target, rows }))
     }
 
-    /// Takes blocks for `rows` rows in all.
+    /// Takes blocks for `rows` rows in all, and one for the copy that the next of them needs, if it needs one.
     pub fn reserve(&mut self, pool: &mut BlockPool, size: BlockSize, rows: usize) -> Result<()> {
         let end = self.end(rows.saturating_sub(self.rows))?;
-        let lacking = self.lacking(pool, size, end, 0)?;
-        pool.take(&mut self.table, lacking)
+        let needs_spare =
+            end > self.rows && self.is_tail_shared(pool, size) && !mutant::is_on(Mutant::ReserveForgetsCopy);
+        let lacking = self.lacking(pool, size, end, needs_spare)?;
+        let spare = u32::from(needs_spare && !self.has_spare);
+        pool.take(&mut self.table, lacking + spare)?;
+        self.has_spare |= needs_spare;
+        Ok(())
+    }
+
+    /// Whether the block that the next row goes to is there and must not be written over.
+    fn is_tail_shared(&self, pool: &BlockPool, size: BlockSize) -> bool {
+        let tail = size.full_blocks(self.rows);
+        tail < self.num_for_rows() && !is_private(pool, self.table.blocks()[tail])
+    }
+
+    /// Blocks of the table that have rows or will have them.
+    fn num_for_rows(&self) -> usize {
+        self.table.len() - usize::from(self.has_spare)
     }
 
     /// A second sequence over the blocks of all rows; reserved blocks stay with the first. Neither writes over what both see.
     pub fn fork(&self, pool: &mut BlockPool, size: BlockSize) -> Result<Sequence> {
         let mut table = pool.fork(&self.table)?;
         pool.truncate(&mut table, self.rows, size, Release::Now)?;
-        Ok(Sequence { table, rows: self.rows, named: self.named, lookup: None, chain: self.chain.clone() })
+        let chain = self.chain.clone();
+        Ok(Sequence { table, rows: self.rows, named: self.named, has_spare: false, lookup: None, chain })
     }
 
     /// Gives up all rows from `rows` on, and every block that is not needed for the others.
@@ -88,19 +114,21 @@ impl Sequence {
         pool.truncate(&mut self.table, rows, size, Release::Now)?;
         self.rows = rows;
         self.named = self.named.min(size.full_blocks(rows));
+        self.has_spare = false;
         Ok(())
     }
 
-    /// Publishes the full blocks from number `start` on under `keys`; how many had no name before. `tokens` are those from `start` on
-    /// whose rows have been written. All that is published of the chain, from its first block on, is worth what `ranges` asks, if it is more.
+    /// Publishes the full blocks that `names` names; how many had no name before. `tokens` are those from the first of them on whose rows
+    /// have been written. All that is published of the chain, from its first block on, is worth what `ranges` asks, if it is more.
     pub fn publish(
         &mut self,
         pool: &mut BlockPool,
         size: BlockSize,
-        (start, keys): (usize, &[Key]),
+        names: &Names,
         tokens: &[TokenId],
         ranges: Option<&Ranges>,
     ) -> Result<u32> {
+        let (start, keys) = (names.first, &names.keys);
         let end = start * size.tokens() + tokens.len();
         if end > self.rows && !mutant::is_on(Mutant::PublishUnwritten) {
             let bound = format!("must end at {} or before, where the tokens of the table end", self.rows);
@@ -120,8 +148,12 @@ impl Sequence {
             pool.use_retention();
         }
         let before = pool.index().num_published();
+        let mut heads = names.heads.iter();
         for ((&block, key), tokens) in blocks.iter().zip(keys).zip(tokens.chunks_exact(size.tokens())) {
             pool.make_pending(block, *key)?;
+            if let Some(head) = heads.next() {
+                pool.remember(block, *key, mark_of(head, 0, tokens), tokens);
+            }
             pool.describe(block, *key, Content { parent, tokens, group: 0 });
             pool.publish(block)?;
             parent = Some(*key);
@@ -159,10 +191,12 @@ impl Sequence {
         Ok(end)
     }
 
-    /// Blocks that `rows` rows in all lack, if they and `beside` more are free.
-    fn lacking(&self, pool: &BlockPool, size: BlockSize, rows: usize, beside: u32) -> Result<u32> {
-        let lacking = size.blocks_for(rows).saturating_sub(self.table.len()) as u32;
-        let needed = lacking.saturating_add(beside);
+    /// Blocks that `rows` rows in all lack, if they are free, and one more if a copy needs it that does not stand by.
+    fn lacking(&self, pool: &BlockPool, size: BlockSize, rows: usize, is_copied: bool) -> Result<u32> {
+        // One that stands by for no copy is for rows.
+        let len = self.table.len() - usize::from(self.has_spare && is_copied);
+        let lacking = size.blocks_for(rows).saturating_sub(len) as u32;
+        let needed = lacking.saturating_add(u32::from(is_copied && !self.has_spare));
         if needed > pool.num_free() {
             return Err(Error::OutOfBlocks { needed, free: pool.num_free() });
         }

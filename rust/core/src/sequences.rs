@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::block_hash::Prompt;
+use crate::block_hash::{BlockHasher, Names, Prompt};
 use crate::block_pool::{BlockPool, Release};
 use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
@@ -46,8 +46,6 @@ pub struct Sequences {
     seats: Vec<Seat>,
     free_seats: Vec<u32>,
     serial: u64,
-    /// As it was told, whether retention was in use or not.
-    now_us: u64,
     /// Holders of each block that belong to no sequence; empty as long as there never was one.
     loose: Vec<u32>,
     /// Blocks of the call under way. Kept for its memory.
@@ -73,7 +71,6 @@ impl Sequences {
             seats: Vec::new(),
             free_seats: Vec::new(),
             serial: 0,
-            now_us: 0,
             loose: Vec::new(),
             list: Vec::new(),
         })
@@ -93,6 +90,20 @@ impl Sequences {
             self.pool = self.pool.recording(events);
         }
         Ok(self)
+    }
+
+    /// The same, which has named nothing yet, remembering what its blocks hold, so that rows of a block that is only in part what a
+    /// prompt asks for are found.
+    #[must_use]
+    pub fn remembering(mut self) -> Self {
+        self.pool = self.pool.remembering(self.size);
+        self
+    }
+
+    /// Whether parts of blocks are found.
+    #[must_use]
+    pub fn finds_parts(&self) -> bool {
+        self.pool.partial().is_some()
     }
 
     /// The pool.
@@ -140,13 +151,13 @@ impl Sequences {
         Ok(self.keep(sequence))
     }
 
-    /// A sequence that starts with the longest published prefix of `prompt`, held from here on, and has blocks for `reserve` tokens in
-    /// all; and how many tokens were found.
+    /// A sequence that starts with the longest published prefix of `prompt`, which `hasher` made, held from here on, and has blocks for
+    /// `reserve` tokens in all; and how many tokens were found. Where they end inside a block, [`append`](Self::append) says what to copy.
     ///
     /// # Errors
     /// [`Error::OutOfBlocks`], counting hits that were free as needed; [`Error::InvalidInput`] for an empty prompt. Nothing changes then.
-    pub fn find(&mut self, prompt: &Prompt, reserve: usize) -> Result<(SequenceId, usize)> {
-        let sequence = self.cache.start(&mut self.pool, self.size, prompt, reserve)?;
+    pub fn find(&mut self, hasher: &mut BlockHasher, prompt: &Prompt, reserve: usize) -> Result<(SequenceId, usize)> {
+        let sequence = self.cache.start(&mut self.pool, self.size, hasher, prompt, reserve)?;
         let found = sequence.rows;
         Ok((self.keep(sequence), found))
     }
@@ -221,8 +232,8 @@ impl Sequences {
         }
     }
 
-    /// Publishes the full blocks from block number `start` on under `keys`, their keys of its [`chain`](Self::chain); how many had
-    /// no name before. `tokens` are those from `start` on whose rows have been written. What is published of the sequence is worth what
+    /// Publishes full blocks under `names`, made of its [`chain`](Self::chain); how many had no name before. `tokens` are those from the
+    /// first of them on whose rows have been written. What is published of the sequence is worth what
     /// `ranges` asks from now on, if that is more than it was.
     ///
     /// # Errors
@@ -231,21 +242,17 @@ impl Sequences {
     pub fn publish(
         &mut self,
         id: SequenceId,
-        start: usize,
-        keys: &[Key],
+        names: &Names,
         tokens: &[TokenId],
         ranges: Option<&Ranges>,
     ) -> Result<u32> {
         let seat = self.seat(id)?;
-        let named = live(&mut self.seats, seat).publish(&mut self.pool, self.size, (start, keys), tokens, ranges)?;
-        self.pool.tell_time(self.now_us);
-        Ok(named)
+        live(&mut self.seats, seat).publish(&mut self.pool, self.size, names, tokens, ranges)
     }
 
     /// Tells the time, by which what [`publish`](Self::publish) asked for ends. It never goes back.
     pub fn tell_time(&mut self, now_us: u64) {
-        self.now_us = self.now_us.max(now_us);
-        self.pool.expire(self.now_us);
+        self.pool.expire(now_us);
     }
 
     /// What the keys from block number `start` on are made of, beside tokens: the chain, none for a plain one, and the key of the

@@ -62,6 +62,7 @@ races! {
     a_move_and_a_take_of_one_block, 2, [HitTrustsFirstLook];
     two_moves_of_one_block, 1, [HitTrustsFirstLook];
     three_threads_take_and_release, 2, [PermitsWithoutCompare];
+    three_hits_of_one_free_block, 2, [LanesIgnoreOthers];
 }
 
 mod races {
@@ -275,6 +276,18 @@ mod races {
         let (one, two) = both(&queue, |queue| take(queue, 1), |queue| take(queue, 1));
         releases.join().expect("the thread ends");
         settled(&queue, &[one.expect("two are free"), two.expect("two are free")]);
+    }
+
+    /// One takes it out of its lane, and either of the others may have to carry that out.
+    pub fn three_hits_of_one_free_block() {
+        let queue = lane_of(2);
+        let third = Arc::clone(&queue);
+        let hits = thread::spawn(move || share(&third, 1));
+        let (one, two) = both(&queue, |queue| share(queue, 1), |queue| share(queue, 1));
+        let three = hits.join().expect("the thread ends");
+        let found = [one, two, three].map(|hit| held(&hit));
+        assert!(found.iter().filter(|hit| !hit.is_empty()).count() >= 2, "there are two permits for them: {found:?}");
+        settled(&queue, &found);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use blocktable_core::block_hash::BlockHasher;
 use blocktable_core::retention::Ranges;
+use blocktable_core::sequences::Sequences;
 use pyo3::prelude::*;
 
 use crate::door::released;
@@ -57,7 +58,7 @@ impl PrefixCache {
         let identity = Said { domain, public_tokens, adapter, cache_salt, media }.identity()?;
         let mut hasher = self.hasher.clone();
         let prompt = work_out(py, tokens.len(), || hasher.prompt(tokens, identity))?;
-        let (id, found) = self.pool.get().door.held(py, |core| core.find(&prompt, reserve))?;
+        let (id, found) = self.pool.get().door.held(py, |core| core.find(&mut hasher, &prompt, reserve))?;
         Ok((BlockTable::new(self.pool.clone_ref(py), id), found))
     }
 
@@ -84,11 +85,12 @@ impl PrefixCache {
             return Err(invalid(py, "start", start, &format!("must be a multiple of the block size, {size}")));
         }
         let first = (start / size) as usize;
-        let (chain, parent) = self.pool.get().door.held(py, |core| core.chain(table.id(), first))?;
+        let ask = |core: &mut Sequences| Ok((core.chain(table.id(), first)?, core.finds_parts()));
+        let ((chain, parent), finds_parts) = self.pool.get().door.held(py, ask)?;
         let chain = chain.unwrap_or_else(|| self.hasher.plain_chain());
-        let work = || self.hasher.keys_from(&chain, first, parent.as_ref(), &tokens);
-        let keys = work_out(py, tokens.len(), work)?;
-        self.pool.get().door.held(py, |core| core.publish(table.id(), first, &keys, &tokens, kept.as_ref()))
+        let work = || self.hasher.names_from(&chain, first, parent.as_ref(), &tokens, finds_parts);
+        let names = work_out(py, tokens.len(), work)?;
+        self.pool.get().door.held(py, |core| core.publish(table.id(), &names, &tokens, kept.as_ref()))
     }
 
     fn reset(&self, py: Python<'_>) -> PyResult<u32> {

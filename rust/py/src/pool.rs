@@ -25,19 +25,23 @@ pub struct BlockPool {
 impl BlockPool {
     #[new]
     #[pyo3(
-        signature = (num_blocks, block_size, *, event_buffer_size=None),
-        text_signature = "(num_blocks, block_size, *, event_buffer_size=0)"
+        signature = (num_blocks, block_size, *, event_buffer_size=None, enable_partial_hits=false),
+        text_signature = "(num_blocks, block_size, *, event_buffer_size=0, enable_partial_hits=False)"
     )]
     fn new(
         num_blocks: &Bound<'_, PyAny>,
         block_size: &Bound<'_, PyAny>,
         event_buffer_size: Option<&Bound<'_, PyAny>>,
+        enable_partial_hits: bool,
     ) -> PyResult<Self> {
         let py = num_blocks.py();
         let (num_blocks, block_size) = (count("num_blocks", num_blocks)?, count("block_size", block_size)?);
         let events = event_buffer_size.map_or(Ok(0), |events| count("event_buffer_size", events))?;
         let core = Sequences::new(num_blocks, block_size).and_then(|core| core.recording(events));
-        let core = core.map_err(|refusal| crate::error::to_python(py, refusal))?;
+        let mut core = core.map_err(|refusal| crate::error::to_python(py, refusal))?;
+        if enable_partial_hits {
+            core = core.remembering();
+        }
         Ok(BlockPool { door: Door::new(core), num_blocks, block_size })
     }
 

@@ -51,7 +51,7 @@ impl BlockPool {
         self.queue.audit_places()?;
         self.index.audit()?;
         self.audit_shares()?;
-        self.partial.as_ref().map_or(Ok(()), |partial| partial.audit(&self.index))
+        self.partial().map_or(Ok(()), |partial| partial.audit(&self.index))
     }
 
     /// Content is counted for its owner, and waits in its owner's lanes.

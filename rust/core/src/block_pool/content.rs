@@ -4,15 +4,14 @@
 //! what each block holds and whose it is.
 
 use crate::block_pool::BlockPool;
+use crate::block_pool::ledger::Ledger;
 use crate::error::Result;
 use crate::event_bytes::Encoder;
 use crate::events::Content;
 use crate::free_queue::Freed;
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
-use crate::partial_index::PartialIndex;
 use crate::prefix_index::{KeyState, PrefixIndex};
-use crate::shares::Shares;
 
 impl BlockPool {
     /// Names the content that the step in flight completes in `block`. A block that nobody holds gets no name, nor does the null block.
@@ -22,11 +21,6 @@ impl BlockPool {
     pub fn make_pending(&mut self, block: BlockId, key: Key) -> Result<()> {
         self.block(block.get())?;
         if self.queue.name(block).is_ok() {
-            if let Some(retention) = &mut self.retention
-                && self.index.state(block) == KeyState::Unnamed
-            {
-                retention.begin(block);
-            }
             self.index.make_pending(block, key);
         }
         Ok(())
@@ -72,14 +66,8 @@ impl BlockPool {
         self.block(block.get())?;
         let was_pending = self.index.state(block) == KeyState::Pending;
         self.index.publish(block);
-        if was_pending && let Some(shares) = &mut self.shares {
-            shares.published(block);
-        }
-        if was_pending
-            && let Some(partial) = &mut self.partial
-            && self.index.key(block).and_then(|key| self.index.lookup(&key)) == Some((block, KeyState::Published))
-        {
-            partial.insert(block, &self.index);
+        if was_pending && let Some(ledger) = &mut self.ledger {
+            ledger.published(block, &self.index);
         }
         Ok(())
     }
@@ -98,12 +86,11 @@ impl BlockPool {
     /// default join the tail of its lane, in order of their ids.
     pub fn forget_unheld(&mut self) -> u32 {
         (1..self.num_blocks()).map(BlockId).for_each(|block| self.level(block));
-        let (queue, partial, shares) = (&self.queue, &mut self.partial, &mut self.shares);
+        let (queue, ledger) = (&self.queue, &mut self.ledger);
         let all = || (1..queue.num_blocks()).map(BlockId);
         let is_unheld = |block: &BlockId| queue.holders(*block) == 0;
         let mut forget_all = |index: &mut PrefixIndex| {
-            let unname =
-                |block: BlockId| queue.unname(block).map_or(0, |()| u32::from(forget(index, partial, shares, block)));
+            let unname = |block| queue.unname(block).map_or(0, |()| u32::from(forget(index, ledger, block)));
             all().filter(is_unheld).map(unname).sum()
         };
         let mut kept = all().filter(|block| !is_unheld(block));
@@ -115,6 +102,8 @@ impl BlockPool {
     }
 
     /// The same of the blocks in the free queue, one by one.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn forget_free(&mut self) {
         for block in self.queue.iter().collect::<Vec<_>>() {
             self.level(block);
@@ -124,7 +113,8 @@ impl BlockPool {
 
     /// What `block`, which was just made pending under `key`, will hold. `mark` is a hash of its parent, its fields and its first tokens.
     pub(crate) fn remember(&mut self, block: BlockId, key: Key, mark: u64, tokens: &[crate::ids::TokenId]) {
-        if let Some(partial) = &mut self.partial
+        if let Some(ledger) = &mut self.ledger
+            && let Some(partial) = &mut ledger.partial
             && self.index.state(block) == KeyState::Pending
             && self.index.key(block) == Some(key)
         {
@@ -133,7 +123,7 @@ impl BlockPool {
     }
 
     pub(super) fn forget(&mut self, block: BlockId) -> bool {
-        forget(&mut self.index, &mut self.partial, &mut self.shares, block)
+        forget(&mut self.index, &mut self.ledger, block)
     }
 
     /// A pending name whose last holder is gone: nobody writes its content any more.
@@ -147,28 +137,10 @@ impl BlockPool {
     }
 }
 
-/// Takes the name of a block's content away; true if it was published. Another block may stand for its key from now on.
-fn forget(
-    index: &mut PrefixIndex,
-    partial: &mut Option<Box<PartialIndex>>,
-    shares: &mut Option<Box<Shares>>,
-    block: BlockId,
-) -> bool {
-    if let Some(shares) = shares
-        && index.state(block) == KeyState::Published
-    {
-        shares.forgotten(block);
+/// Takes the name of a block's content away; true if it was published.
+fn forget(index: &mut PrefixIndex, ledger: &mut Option<Box<Ledger>>, block: BlockId) -> bool {
+    match ledger {
+        None => index.forget(block),
+        Some(ledger) => ledger.forget(index, block),
     }
-    let Some(partial) = partial else { return index.forget(block) };
-    let stood_for = index.key(block).filter(|key| index.lookup(key) == Some((block, KeyState::Published)));
-    let was_published = index.forget(block);
-    if let Some(key) = stood_for
-        && !mutant::is_on(Mutant::PartialKeepsForgotten)
-    {
-        match index.lookup(&key) {
-            Some((next, KeyState::Published)) => partial.replace(block, next),
-            _ => partial.remove(block, index),
-        }
-    }
-    was_published
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ids::Key;
+use crate::prefix_index::KeyState;
 use crate::retention::Worth;
 
 fn pool(num_blocks: u32) -> BlockPool {

@@ -27,6 +27,7 @@ impl FreeQueue {
     /// Hits of a chain, one after the other, until one of its blocks misses; returns how many were hit. Blocks that stand as a release
     /// of the chain queued them, each right before the one that it follows, leave their lane up to 16 at a time.
     #[must_use]
+    #[inline(never)]
     pub fn share_all(&self, blocks: &[BlockId]) -> usize {
         let (mut hit, mut permits) = (0, 0);
         while let Some(&block) = blocks.get(hit) {

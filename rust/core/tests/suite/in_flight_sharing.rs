@@ -40,8 +40,20 @@ fn a_failure_of_any_step_loses_nothing_published() -> Checked {
     Ok(())
 }
 
+/// The prompt takes steps 1 to 16. In each but the last somebody of a higher class takes the place of the first.
 #[test]
-fn a_preemption_of_the_first_loses_nothing_published() -> Checked {
+fn a_preemption_of_the_first_after_any_step_loses_nothing_published() -> Checked {
+    for step in 1..=15 {
+        let outcome = run(64, Disturbance::Displaced(step))?;
+        assert_eq!(outcome.preempted_in, Some(step + 1), "the first is preempted in the next step");
+    }
+    Ok(())
+}
+
+/// In a pool that is too small for all, what is published may be evicted by the one who takes the place: the bound is what was
+/// computed once, a last token for each of the others, and what the preempted had computed.
+#[test]
+fn a_preemption_of_the_first_in_a_crowded_pool_costs_what_it_had_computed() -> Checked {
     let mut steps = std::collections::BTreeSet::new();
     for num_blocks in 66..=70 {
         for budget in BUDGETS {

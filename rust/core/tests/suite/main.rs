@@ -37,6 +37,7 @@ mod queue_threads;
 mod reasons;
 mod refused;
 mod replay;
+mod retained;
 mod retention_script;
 mod retention_vs_model;
 mod schedule_script;

@@ -35,6 +35,7 @@ use crate::parts;
 use crate::policy_checks;
 use crate::pool_script::pool_scripts;
 use crate::refused;
+use crate::retained;
 use crate::retention_script;
 use crate::schedule_script::schedules;
 use crate::seed;
@@ -184,6 +185,10 @@ rows! {
     hit_refreshes_nothing: HitRefreshesNothing, ["order", "I58"], random_retention_scripts;
     nothing_expires: NothingExpires, ["order", "I58"], random_retention_scripts;
     range_lifts_its_own_only: RangeLiftsItsOwnOnly, ["order", "I58"], random_retention_scripts;
+    preempted_looks_nothing_up: PreemptedLooksNothingUp, ["hit"], the_first_of_eight_is_displaced;
+    published_stays_behind: PublishedStaysBehind, ["A4"], the_later_of_two_writers_is_done_first;
+    reserve_forgets_copy: ReserveForgetsCopy, ["reserve", "append", "blocks", "queue"], random_sequence_scripts;
+    front_worth_less: FrontWorthLess, ["I58"], retained::all;
     old_worth_stays: OldWorthStays, ["order", "I58"], random_retention_scripts;
     shallow_first: ShallowFirst, ["order", "I58"], random_retention_scripts;
     pin_over_budget: PinOverBudget, ["pin"], a_pin_is_over_the_budget;
@@ -312,6 +317,7 @@ fn random_schedules_alone_find_most_faults() {
     // that are wrong but break nothing.
     let orders = ["free_queue_skips_one", "head_order", "forward_order", "unpublished_to_tail", "partial_take"];
     let sequences = [
+        "reserve_forgets_copy",
         "publish_unwritten",
         "publish_other_tokens",
         "release_keeps_seat",
@@ -382,6 +388,7 @@ fn random_schedules_alone_find_most_faults() {
         "hit_refreshes_nothing",
         "nothing_expires",
         "range_lifts_its_own_only",
+        "front_worth_less",
         "old_worth_stays",
         "shallow_first",
         "pin_keeps_old_keys",
@@ -527,6 +534,21 @@ fn blocks_that_stand_apart_are_hit() -> Checked {
     pool.release(table, Release::Now);
     let mut table = BlockTable::new();
     pool.share_all(&mut table, &[blocks[0], blocks[2]]).expect("both have names");
+    broken::audited(pool.audit([&table]))
+}
+
+fn the_first_of_eight_is_displaced() -> Checked {
+    shared_prompt::run(64, shared_prompt::Disturbance::Displaced(5)).map(drop)
+}
+
+fn the_later_of_two_writers_is_done_first() -> Checked {
+    let mut pool = BlockPool::new(4).expect("a pool");
+    let mut table = BlockTable::new();
+    pool.take(&mut table, 2).expect("both are free");
+    for &block in table.blocks() {
+        pool.make_pending(block, Key([1; 32])).expect("a block of the pool");
+    }
+    pool.publish(table.blocks()[1]).expect("a block of the pool");
     broken::audited(pool.audit([&table]))
 }
 

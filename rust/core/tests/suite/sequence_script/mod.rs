@@ -85,6 +85,8 @@ pub enum Op {
 pub struct SequenceScript {
     num_blocks: u32,
     block_size: u32,
+    /// Rows of a block that is only in part what is asked for are found.
+    parts: bool,
     ops: Vec<Op>,
 }
 
@@ -113,11 +115,8 @@ pub fn sequence_scripts() -> impl Strategy<Value = SequenceScript> {
         1 => Just(Op::Forget),
         1 => prop_oneof![4 => Just(Op::Forget), 1 => Just(Op::Reset)],
     ];
-    (2..14_u32, 1..5_u32, vec(op, 1..50)).prop_map(|(num_blocks, block_size, ops)| SequenceScript {
-        num_blocks,
-        block_size,
-        ops,
-    })
+    (2..14_u32, 1..6_u32, any::<bool>(), vec(op, 1..50))
+        .prop_map(|(num_blocks, block_size, parts, ops)| SequenceScript { num_blocks, block_size, parts, ops })
 }
 
 impl SequenceScript {
@@ -126,7 +125,7 @@ impl SequenceScript {
     /// # Errors
     /// The first difference.
     pub fn run(&self) -> Checked {
-        let mut world = World::new(self.num_blocks, self.block_size);
+        let mut world = World::new(self.num_blocks, self.block_size, self.parts);
         for (at, op) in self.ops.iter().enumerate() {
             let outcome = world.apply(op).and_then(|()| world.compare());
             outcome
@@ -143,11 +142,14 @@ struct Chain {
     tokens: Vec<TokenId>,
     blocks: Vec<u32>,
     named: usize,
+    /// Its last block stands by for a copy.
+    spare: bool,
     lookup: Option<(u64, u64)>,
 }
 
 struct World {
     size: usize,
+    parts: bool,
     real: Sequences,
     other: (Sequences, SequenceId),
     hasher: BlockHasher,
@@ -159,15 +161,19 @@ struct World {
     reuse: (u64, u64),
     /// What each row of KV memory holds: all tokens up to there.
     memory: HashMap<(u32, usize), Vec<TokenId>>,
+    /// What each block was published as: all tokens up to its end.
+    claimed: HashMap<u32, Vec<TokenId>>,
 }
 
 impl World {
-    fn new(num_blocks: u32, block_size: u32) -> Self {
+    fn new(num_blocks: u32, block_size: u32, parts: bool) -> Self {
         let mut other = Sequences::new(100, block_size).expect("a pool");
         let foreign = other.begin();
+        let real = Sequences::new(num_blocks, block_size).expect("a pool");
         World {
             size: block_size as usize,
-            real: Sequences::new(num_blocks, block_size).expect("a pool"),
+            parts,
+            real: if parts { real.remembering() } else { real },
             other: (other, foreign),
             hasher: BlockHasher::new(Algorithm::DEFAULT, block_size, b""),
             model: PoolModel::new(num_blocks),
@@ -176,6 +182,7 @@ impl World {
             loose: Vec::new(),
             reuse: (0, 0),
             memory: HashMap::new(),
+            claimed: HashMap::new(),
         }
     }
 
@@ -215,31 +222,34 @@ impl World {
     fn begin(&mut self, seat: usize) -> Checked {
         self.release(seat)?;
         let id = self.real.begin();
-        self.seats[seat] = Some(Chain { id, tokens: Vec::new(), blocks: Vec::new(), named: 0, lookup: None });
+        self.seats[seat] =
+            Some(Chain { id, tokens: Vec::new(), blocks: Vec::new(), named: 0, spare: false, lookup: None });
         Ok(())
     }
 
     fn find(&mut self, seat: usize, tokens: &[TokenId], extra: Option<usize>) -> Checked {
         self.release(seat)?;
         let reserve = extra.map_or(0, |extra| tokens.len() + extra);
-        let got = self.real.find(&self.hasher.prompt_of(&self.hasher.plain_chain(), tokens.to_vec()), reserve);
+        let prompt = self.hasher.prompt_of(&self.hasher.plain_chain(), tokens.to_vec());
+        let got = self.real.find(&mut self.hasher, &prompt, reserve);
         if tokens.is_empty() {
             return ensure(matches!(got, Err(Error::InvalidInput { field: "token_ids", .. })), "bad", || {
                 "empty".into()
             });
         }
-        let keys = self.hasher.prompt_of(&self.hasher.plain_chain(), tokens.to_vec());
         let most = (tokens.len() - 1) / self.size;
         let hits: Vec<u32> =
-            keys.keys()[..most].iter().map_while(|key| self.model.index.lookup(key)).map(|hit| hit.0).collect();
-        let lacking = reserve.div_ceil(self.size).saturating_sub(hits.len());
+            prompt.keys()[..most].iter().map_while(|key| self.model.index.lookup(key)).map(|hit| hit.0).collect();
+        let part = self.part(tokens, hits.len());
+        let (found, num_hits) = (hits.len() * self.size + part.map_or(0, |part| part.1), hits.len());
+        let lacking = if reserve > found { reserve.div_ceil(self.size) - num_hits } else { 0 };
+        let hits: Vec<u32> = hits.into_iter().chain(part.map(|part| part.0)).collect();
         let needed = lacking + hits.iter().filter(|&&hit| self.model.holders[hit as usize] == 0).count();
         let free = self.model.queue.len();
         if lacking > 0 && needed > free {
             let refusal = Error::OutOfBlocks { needed: needed as u32, free: free as u32 };
             return same("find", got.map(|found| found.1), Err(refusal));
         }
-        let found = hits.len() * self.size;
         for &hit in &hits {
             self.model.share(hit).expect("a named block");
         }
@@ -248,8 +258,37 @@ impl World {
         let (id, got) = got.map_err(|refusal| Broken { check: "find", detail: refusal.to_string() })?;
         same("found", got, found)?;
         let lookup = Some((tokens.len() as u64, found as u64));
-        self.seats[seat] = Some(Chain { id, tokens: tokens[..found].to_vec(), blocks, named: hits.len(), lookup });
+        self.seats[seat] = Some(Chain {
+            id,
+            tokens: tokens[..found].to_vec(),
+            blocks,
+            named: num_hits,
+            spare: part.is_some() && lacking > 0,
+            lookup,
+        });
         Ok(())
+    }
+
+    /// The block that holds most of what goes on behind `hits` full blocks, and how many rows: of those that hold enough, the one right
+    /// before what is wanted or right behind it, in the order of their tokens.
+    fn part(&self, tokens: &[TokenId], hits: usize) -> Option<(u32, usize)> {
+        let (start, least) = (hits * self.size, self.size.div_ceil(4));
+        let wanted = &tokens[start..(start + self.size).min(tokens.len() - 1)];
+        let stands = |&block: &u32| {
+            self.model.index.state(block) == KeyState::Published
+                && self.model.index.key(block).and_then(|key| self.model.index.lookup(&key)).map(|found| found.0)
+                    == Some(block)
+        };
+        let behind = |block: u32| {
+            let (head, tail) = self.claimed.get(&block)?.split_at_checked(start)?;
+            (head == &tokens[..start] && tail.len() == self.size).then_some((tail, block))
+        };
+        let rows = |tail: &[TokenId]| tail.iter().zip(wanted).take_while(|(ours, theirs)| ours == theirs).count();
+        let known = (1..self.model.holders.len() as u32).filter(stands).filter_map(behind);
+        let near: Vec<_> = known.filter(|known| self.parts && rows(known.0) >= least).collect();
+        let before = near.iter().filter(|known| known.0 <= wanted).max();
+        let after = near.iter().filter(|known| known.0 > wanted).min();
+        after.into_iter().chain(before).max_by_key(|known| rows(known.0)).map(|known| (known.1, rows(known.0)))
     }
 
     fn append(&mut self, chain: &mut Chain, tokens: &[TokenId]) -> Checked {
@@ -257,14 +296,21 @@ impl World {
         let at = rows / self.size;
         let shared =
             |block: u32| self.model.holders[block as usize] > 1 || self.model.index.state(block) != KeyState::Unnamed;
-        let replaced = !tokens.is_empty() && chain.blocks.get(at).is_some_and(|&block| shared(block));
-        let lacking = end.div_ceil(self.size).saturating_sub(chain.blocks.len());
-        let (needed, free) = (lacking + usize::from(replaced), self.model.queue.len());
+        let entries = &chain.blocks[..chain.blocks.len() - usize::from(chain.spare)];
+        let replaced = !tokens.is_empty() && entries.get(at).is_some_and(|&block| shared(block));
+        let stands_by = chain.spare && replaced;
+        let lacking = end.div_ceil(self.size).saturating_sub(chain.blocks.len() - usize::from(stands_by));
+        let (needed, free) = (lacking + usize::from(replaced && !stands_by), self.model.queue.len());
         let got = self.real.append(chain.id, tokens.len());
         if needed > free {
             return same("append", got, Err(Error::OutOfBlocks { needed: needed as u32, free: free as u32 }));
         }
         let mut copy = None;
+        if stands_by {
+            let spare = chain.blocks.pop().expect("it stands by");
+            self.model.release(&[spare], false).expect("held");
+        }
+        chain.spare &= tokens.is_empty();
         if replaced {
             let replaced = self.model.make_writable(&mut chain.blocks, at, false);
             let (source, target) = replaced.ok().flatten().expect("enough are free");
@@ -292,14 +338,21 @@ impl World {
     }
 
     fn reserve(&mut self, chain: &mut Chain, rows: usize) -> Checked {
-        let lacking = rows.max(chain.tokens.len()).div_ceil(self.size).saturating_sub(chain.blocks.len()) as u32;
+        let (at, entries) = (chain.tokens.len() / self.size, chain.blocks.len() - usize::from(chain.spare));
+        let shared =
+            |block: u32| self.model.holders[block as usize] > 1 || self.model.index.state(block) != KeyState::Unnamed;
+        let copies = rows > chain.tokens.len() && at < entries && shared(chain.blocks[at]);
+        let len = chain.blocks.len() - usize::from(chain.spare && copies);
+        let lacking = rows.max(chain.tokens.len()).div_ceil(self.size).saturating_sub(len);
+        let needed = (lacking + usize::from(copies && !chain.spare)) as u32;
         let free = self.model.queue.len() as u32;
-        let wanted = match self.model.take(lacking) {
+        let wanted = match self.model.take(needed) {
             Some(taken) => {
                 chain.blocks.extend(taken);
+                chain.spare |= copies;
                 Ok(())
             }
-            None => Err(Error::OutOfBlocks { needed: lacking, free }),
+            None => Err(Error::OutOfBlocks { needed, free }),
         };
         same("reserve", self.real.reserve(chain.id, rows), wanted)
     }
@@ -313,7 +366,7 @@ impl World {
         let blocks = parent.blocks[..parent.tokens.len().div_ceil(self.size)].to_vec();
         self.model.fork(&blocks);
         let id = self.real.fork(parent.id).map_err(refused)?;
-        self.seats[child] = Some(Chain { id, blocks, lookup: None, ..parent });
+        self.seats[child] = Some(Chain { id, blocks, spare: false, lookup: None, ..parent });
         Ok(())
     }
 
@@ -329,6 +382,7 @@ impl World {
         self.model.release(&rest, false).expect("held");
         chain.tokens.truncate(rows);
         chain.named = chain.named.min(rows / self.size);
+        chain.spare = false;
         same("truncate", got, Ok(()))
     }
 
@@ -342,22 +396,23 @@ impl World {
             tokens = [&chain.tokens[..], &[1; 4][..self.size.min(4)]].concat();
         }
         let first = start * self.size;
-        let keys: Vec<Key> = self
-            .hasher
-            .prompt_of(&self.hasher.plain_chain(), tokens.clone())
-            .keys()
-            .get(start..)
-            .unwrap_or_default()
-            .to_vec();
-        let got = self.real.publish(chain.id, start, &keys, tokens.get(first..).unwrap_or_default(), None);
+        let plain = self.hasher.plain_chain();
+        let all = self.hasher.prompt_of(&plain, tokens.clone());
+        let parent = start.checked_sub(1).and_then(|before| all.keys().get(before));
+        let rest = tokens.get(first..).unwrap_or_default();
+        let names = self.hasher.names_from(&plain, start, parent, rest, self.parts).map_err(refused)?;
+        let keys: &[Key] = &names.keys;
+        let got = self.real.publish(chain.id, &names, rest, None);
         let blocks = chain.blocks.get(start..).unwrap_or_default();
         let differs = |(&block, key): (&u32, &Key)| self.model.index.key(block).is_some_and(|old| old != *key);
-        if tokens.len().max(first) > chain.tokens.len() || start > chain.named || blocks.iter().zip(&keys).any(differs)
-        {
+        if tokens.len().max(first) > chain.tokens.len() || start > chain.named || blocks.iter().zip(keys).any(differs) {
             return ensure(matches!(got, Err(Error::InvalidInput { .. })), "publish", || format!("was taken: {got:?}"));
         }
         let before = self.model.index.num_published();
-        for (&block, key) in blocks.iter().zip(&keys) {
+        for (at, (&block, key)) in blocks.iter().zip(keys).enumerate() {
+            if self.model.index.state(block) == KeyState::Unnamed {
+                self.claimed.insert(block, tokens[..(start + at + 1) * self.size].to_vec());
+            }
             self.model.index.make_pending(block, *key);
             self.model.index.publish(block);
         }

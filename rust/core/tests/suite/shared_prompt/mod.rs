@@ -8,7 +8,10 @@
 use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::ids::Key;
+use blocktable_core::policy::PolicyKind;
 use blocktable_core::prefix_index::KeyState;
+use blocktable_core::queue_rules::QueueRules;
+use blocktable_core::rank::{Asked, Turn};
 use blocktable_core::request::Limits;
 
 use crate::broken::{Checked, ensure};
@@ -31,12 +34,16 @@ pub enum Disturbance {
     Failed(usize),
     /// An older request grows in a pool of so many blocks and takes its place.
     Crowded(u32),
+    /// A request of a higher class comes when this step is committed. It needs one block more than is promised to nobody, and takes none
+    /// of what is published.
+    Displaced(usize),
 }
 
 impl Disturbance {
     /// Whether it strikes in step `step`, so that only what was published by then is certain from there on.
     fn happens_at(self, step: usize) -> bool {
-        [Disturbance::AbortedInFlight(step), Disturbance::Aborted(step), Disturbance::Failed(step)].contains(&self)
+        use Disturbance::{Aborted, AbortedInFlight, Displaced, Failed};
+        [AbortedInFlight(step), Aborted(step), Failed(step), Displaced(step)].contains(&self)
     }
 }
 
@@ -96,6 +103,14 @@ pub fn run(budget: u32, disturbance: Disturbance) -> Checked<Outcome> {
         if disturbance == Disturbance::Aborted(step) {
             driver.abort(ids[0])?;
         }
+        if disturbance == Disturbance::Displaced(step) {
+            let unpromised = driver.scheduler.pool().num_free() - driver.scheduler.num_promised();
+            let prompt = (0..unpromised * BLOCK as u32 + 8).map(|i| (700 + i * 13) % 1009).collect();
+            let turn = Turn { priority: -1, ..Turn::default() };
+            let limits = Limits { max_tokens: 4, ..Limits::default() };
+            let asked = Asked { turn, ..Asked::default() };
+            driver.submit_asked(Identity::of(Domain::Deployment), prompt, limits, asked)?;
+        }
         if disturbance.happens_at(step) {
             let published = published_rows(&driver, hashed.keys());
             floor = Some(published);
@@ -120,10 +135,17 @@ fn published_rows(driver: &Driver, keys: &[Key]) -> usize {
 }
 
 fn config(num_blocks: u32, budget: u32) -> Config {
+    let queue = QueueRules {
+        policy: PolicyKind::Priority,
+        preempt_for_waiting: true,
+        estimate_growth: false,
+        ..QueueRules::default()
+    };
     Config {
         max_num_seqs: 16,
         max_num_batched_tokens: budget,
         max_waiting: 16,
+        queue,
         ..Config::new(num_blocks, BLOCK as u32, 1009, 1100)
     }
 }
