@@ -12,12 +12,15 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from blocktable import InvalidInputError
 from blocktable.bench.counting_engine import LETTERS, VOCAB_SIZE, CountingEngine, CountingModel, answer_to, engine_of, split
+from blocktable.errors import OutOfBlocksError, PinBudgetError
 
 __all__ = ["LETTERS", "VOCAB_SIZE", "answer_to"]
 
@@ -29,6 +32,7 @@ FAULTS: dict[str, Any] = {
     "raise_at": -1,
     "die_after": 0,
     "passes_file": "",
+    "leaks": False,
 }
 
 
@@ -62,6 +66,8 @@ def build(model: str, tokenizer: str | None, options: Mapping[str, Any]) -> Coun
     engine = engine_of(FaultyModel(faults), model, real)
     if faults["die_after"]:
         _plant_death(engine.loop, faults["die_after"])
+    if faults["leaks"]:
+        _plant_leak(engine.loop)
     return engine
 
 
@@ -93,3 +99,17 @@ def _plant_death(loop: Any, after: int) -> None:
         return plan()
 
     loop._plan = dying
+
+
+def _plant_leak(loop: Any) -> None:
+    """Who leaves has what is cached of its prompt held for ever, if it is of tenant `a`."""
+    abort = loop.abort
+
+    def leaking(number: int) -> Any:
+        request = loop._requests.get(number)
+        if request is not None:
+            with suppress(InvalidInputError, OutOfBlocksError, PinBudgetError):
+                loop.scheduler.pin(request.prompt.array, domain="a")
+        return abort(number)
+
+    loop.abort = leaking

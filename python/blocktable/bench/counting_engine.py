@@ -171,6 +171,7 @@ def _scheduler(config: EngineConfig, max_model_len: int) -> Any:
         tenants=config.tenants,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_partial_hits=config.enable_partial_hits,
+        pin_budget=config.pin_budget,
     )
 
 
