@@ -301,7 +301,7 @@ def test_serve_measures_any_server_by_its_address_and_process_beside_ours(tiny_f
     assert [key for key in one if key in KEYS["serve"]] == KEYS["serve"]
     assert (one["case"], one["peer"]) == ("chat", other.url)
     assert one["ratio_requests_per_s"] > 0
-    assert one["peer_engine_us"] > 0
+    assert one["peer_tokens_per_s"] > 0
 
 
 def test_serve_refuses_an_address_without_a_process(capsys):
