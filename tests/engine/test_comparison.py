@@ -78,8 +78,8 @@ def test_a_cache_that_is_shared_wrongly_fails(
 
     real = ModelRunner._context
 
-    def shifted(self: Any, plan: Any) -> Any:
-        context = real(self, plan)
+    def shifted(self: Any, plan: Any, shared: Any) -> Any:
+        context = real(self, plan, shared)
         for step in context._steps:
             step.slots.copy_(step.slots.roll(1))
         return context
