@@ -139,10 +139,25 @@ def test_who_was_taken_back_since_the_plan_is_in_no_group():
     play_stale()
 
 
+def play_shared_in_flight() -> None:
+    """The second names blocks that the first writes in the same step: rows of the step itself are in no shared prefix."""
+    scheduler = Scheduler(**CONFIG)
+    for tail in range(2):
+        scheduler.submit([*ROOT[:20], tail], max_tokens=4)
+    plan = scheduler.plan(0)
+    tables = plan.block_tables[0].take(plan.seq_slots, axis=0)
+    assert (tables[0, :5] == tables[1, :5]).all(), "they share"
+    assert groups_of(plan) == []
+
+
+def test_what_the_step_itself_writes_is_in_no_group():
+    play_shared_in_flight()
+
+
 @pytest.mark.mutant
 @pytest.mark.parametrize(
     ("fault", "play"),
-    [("prefix_too_long", play_some), ("prefix_deepest_only", play_some), ("prefix_of_stale", play_stale)],
+    [("prefix_too_long", play_shared_in_flight), ("prefix_deepest_only", play_some), ("prefix_of_stale", play_stale)],
 )
 def test_a_wrong_group_is_found(fault, play):
     _core.set_mutant(fault)
