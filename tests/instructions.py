@@ -1,8 +1,8 @@
 """Owns the instruction counts of the scheduler: counted under valgrind, and compared with those that the repository keeps.
 
 Before: `make check`, or `make instructions`, which writes today's figures over the old ones. After: a line for each figure, and
-an exit code of 0 unless one moved by more than `MOST_MOVED`, or retention that nobody uses costs one instruction a step. A
-check that cannot be made here (no valgrind, another compiler) says so and is counted.
+an exit code of 0 unless one moved by more than `MOST_MOVED`, from a pool of 10,000 blocks to one of a million too, or retention
+that nobody uses costs one instruction a step. A check that cannot be made here (no valgrind, another compiler) says so and is counted.
 
 A figure is the instructions of N steps more, divided by N and by the sequences (see `rust/core/bench/instructions.rs`), with
 keys from a stub, since valgrind hides the processor's SHA and AVX-512.
@@ -24,15 +24,19 @@ BUILDS = ROOT / "target" / "instructions"
 CASES = ("decode", "turnover")
 SEQUENCES = 1024
 STEPS = 64
+SMALL, LARGE = 10_000, 1_000_000
+"""Blocks of pools in which a step costs the same."""
+FLAT_STEPS = 8
+"""So few that the small pool evicts nothing in them, like the large one."""
 MOST_MOVED = 0.02
 
-Count = Callable[[str, str, int], int]
-"""Instructions of (build, case, steps). Builds: "" and "no_retention"."""
+Count = Callable[[str, str, int, int | None], int]
+"""Instructions of (build, case, steps, blocks or None for as many as fit). Builds: "" and "no_retention"."""
 
 
 def main() -> int:
     if missing := [tool for tool in ("valgrind", "cargo", "rustc") if shutil.which(tool) is None]:
-        print(f"{' and '.join(missing)} not found: skipped {2 * len(CASES)} comparisons of instruction counts")
+        print(f"{' and '.join(missing)} not found: skipped {2 * len(CASES) + 1} comparisons of instruction counts")
         return 0
     for build in ("", "no_retention"):
         _build(build)
@@ -61,6 +65,8 @@ def check(count: Count, kept: dict, compiler: str) -> bool:
         verdict = "" if is_equal else f": {step - step_without:+.0f} a step, must be equal"
         print(f"{case}: the same, retention unused: {here:.1f}, in a build without it {without:.1f}{verdict}")
         good &= is_equal
+    small, large = (per_step(count, "", "turnover", FLAT_STEPS, blocks) / SEQUENCES for blocks in (SMALL, LARGE))
+    good &= _compare(f"turnover in {LARGE:,} blocks", large, small, f"in {SMALL:,}")
     if skipped:
         print(f"skipped {skipped} comparisons of instruction counts")
     if not good:
@@ -68,21 +74,22 @@ def check(count: Count, kept: dict, compiler: str) -> bool:
     return good
 
 
-def _compare(what: str, here: float, kept: float) -> bool:
-    moved = here / kept - 1
+def _compare(what: str, here: float, other: float, of: str = "kept") -> bool:
+    moved = here / other - 1
     verdict = "" if abs(moved) <= MOST_MOVED else f": more than {MOST_MOVED:.1%}"
-    print(f"{what}: {here:.1f}, kept {kept:.1f} ({moved:+.2%}){verdict}")
+    print(f"{what}: {here:.1f}, {of} {other:.1f} ({moved:+.2%}){verdict}")
     return not verdict
 
 
-def per_step(count: Count, build: str, case: str) -> float:
+def per_step(count: Count, build: str, case: str, steps: int = STEPS, blocks: int | None = None) -> float:
     """Instructions of one step. What comes before the steps cancels out."""
-    return (count(build, case, 2 * STEPS) - count(build, case, STEPS)) / STEPS
+    return (count(build, case, 2 * steps, blocks) - count(build, case, steps, blocks)) / steps
 
 
-def count(build: str, case: str, steps: int) -> int:
+def count(build: str, case: str, steps: int, blocks: int | None) -> int:
     """Count under valgrind."""
     command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", str(_binary(build)), case, str(steps)]
+    command += [] if blocks is None else [str(blocks)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r"Collected : (\d+)", done.stderr)
     if done.returncode != 0 or found is None:

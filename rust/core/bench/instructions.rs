@@ -1,6 +1,6 @@
 //! A fixed schedule, for `tests/instructions.py` to count its instructions: the same calls in every run, nothing read, nothing printed.
 //!
-//! `instructions CASE STEPS`. Before: 1,024 requests run, their places in their blocks spread evenly. After: so many steps more, each
+//! `instructions CASE STEPS [BLOCKS]`, in a pool of as many blocks as fit, or of BLOCKS. Before: 1,024 requests run, their places in their blocks spread evenly. After: so many steps more, each
 //! with a new token for every request. The difference of two runs that differ in STEPS alone is what the steps cost. Case `decode`:
 //! nobody ends. Case `turnover`: in each step 32 end and 32 come, who share two blocks of their prompts; so hits, releases and
 //! evictions are counted too. Built with feature `stub_hash`, since valgrind hides the processor's SHA.
@@ -34,18 +34,21 @@ fn main() -> ExitCode {
         _ => return usage(),
     };
     let Some(steps) = arguments.next().and_then(|steps| steps.parse().ok()) else { return usage() };
-    run(case, steps);
+    let num_blocks = match arguments.next().map(|blocks| blocks.parse()) {
+        None => 1 + SEQS * if case == Case::Decode { MAX_MODEL_LEN / BLOCK_SIZE } else { 6 },
+        Some(Ok(num_blocks)) => num_blocks,
+        Some(Err(_)) => return usage(),
+    };
+    run(case, steps, num_blocks);
     ExitCode::SUCCESS
 }
 
 fn usage() -> ExitCode {
-    eprintln!("instructions decode|turnover STEPS");
+    eprintln!("instructions decode|turnover STEPS [BLOCKS]");
     ExitCode::from(2)
 }
 
-fn run(case: Case, steps: u32) {
-    let columns = MAX_MODEL_LEN / BLOCK_SIZE;
-    let num_blocks = 1 + SEQS * if case == Case::Decode { columns } else { 6 };
+fn run(case: Case, steps: u32, num_blocks: u32) {
     let mut scheduler = Scheduler::new(Config {
         max_num_seqs: SEQS,
         max_num_batched_tokens: 64 * SEQS,

@@ -15,9 +15,7 @@ use crate::tensor::{Dtype, Tensor};
 /// Rows of a tile.
 const ROWS: usize = 4;
 /// Numbers of a row that a tile goes over at a time, at most: as many as keep its rows in the first-level cache.
-const DEPTH: usize = 576;
-/// Rows that stay in the first-level cache while a panel passes.
-const NEAR: usize = 8;
+const DEPTH: usize = 1536;
 /// Outputs of a panel: its weights and the block of rows stay in the second-level cache.
 pub(crate) const PANEL: usize = 24;
 /// Bytes of a block of rows.
@@ -85,7 +83,7 @@ impl<'a> Product<'a> {
 
     /// Rows of a block: as many as stay in the second-level cache.
     pub(crate) fn block_rows(&self) -> usize {
-        (ROW_BYTES / (self.depth * size_of::<f32>()).max(1)).clamp(NEAR, 256) / NEAR * NEAR
+        (ROW_BYTES / (self.depth * size_of::<f32>()).max(1)).clamp(ROWS, 256) / ROWS * ROWS
     }
 
     /// Writes a block of answers: that of its first row and output to `to`, the next output's behind it, the next row's `to_step` on.
@@ -108,12 +106,9 @@ impl<'a> Product<'a> {
     // SAFETY: as `multiply`.
     #[inline(always)]
     unsafe fn multiply_by<L: Lanes, const C: usize>(&self, lanes: L, block: Block, to: *mut f32, to_step: usize) {
-        let (parts, chunk) = self.chunks();
+        let (_, chunk) = self.chunks();
         for column in (0..block.outputs).step_by(PANEL) {
             let outputs = PANEL.min(block.outputs - column);
-            // The next panel's weights come from memory: they are asked for, a share at each step, while these are used.
-            let bytes = outputs * self.weight_step * size_of::<f32>();
-            let steps = parts * block.rows.div_ceil(NEAR) * outputs.div_ceil(C);
             let output = block.output + column;
             let mut panel = Panel {
                 x: self.x.wrapping_add(block.row * self.x_step),
@@ -128,8 +123,7 @@ impl<'a> Product<'a> {
                 },
                 to: to.wrapping_add(column),
                 to_step,
-                ahead: self.weight.wrapping_add((output + outputs) * self.weight_step).cast(),
-                lines_a_step: bytes.div_ceil(LINE).div_ceil(steps),
+                ahead: outputs * self.weight_step,
             };
             let mut first = 0;
             loop {
@@ -167,30 +161,25 @@ struct Panel<'a> {
     start: Start<'a>,
     to: *mut f32,
     to_step: usize,
-    /// Where the next lines lie that are to come into the cache, and how many of them at each step.
-    ahead: *const u8,
-    lines_a_step: usize,
+    /// Numbers from a weight to the one that is at its place in the next panel.
+    ahead: usize,
 }
 
 impl Panel<'_> {
     // SAFETY: the caller's: `rows` rows and `outputs` outputs are there to read and to write.
     #[inline(always)]
-    unsafe fn multiply<L: Lanes, const C: usize>(&mut self, lanes: L, rows: usize, outputs: usize) {
-        for row in (0..rows).step_by(NEAR) {
-            let near = NEAR.min(rows - row);
+    unsafe fn multiply<L: Lanes, const C: usize>(&self, lanes: L, rows: usize, outputs: usize) {
+        for row in (0..rows).step_by(ROWS) {
+            let near = ROWS.min(rows - row);
             let mut column = 0;
             while column < outputs {
-                for _ in 0..self.lines_a_step {
-                    lanes.prefetch(self.ahead);
-                    self.ahead = self.ahead.wrapping_add(LINE);
-                }
                 // SAFETY: the caller's.
                 unsafe {
                     if column + C <= outputs {
-                        self.near_rows::<L, C>(lanes, row, near, column);
+                        self.few_rows::<L, C>(lanes, row, near, column);
                         column += C;
                     } else {
-                        self.near_rows::<L, 1>(lanes, row, near, column);
+                        self.few_rows::<L, 1>(lanes, row, near, column);
                         column += 1;
                     }
                 }
@@ -198,19 +187,22 @@ impl Panel<'_> {
         }
     }
 
-    /// `rows` rows from `row` on times `C` outputs from `column` on.
+    /// `rows` rows from `row` on, a tile's at most, times `C` outputs from `column` on. The first tile over some weights asks for those of
+    /// the next panel, which come from memory, a line for each that it uses: asked for at once they would wait for each other.
     // SAFETY: as `multiply`.
     #[inline(always)]
-    unsafe fn near_rows<L: Lanes, const C: usize>(&self, lanes: L, row: usize, rows: usize, column: usize) {
-        for first in (0..rows).step_by(ROWS) {
-            // SAFETY: the caller's.
-            unsafe {
-                match rows - first {
-                    1 => self.tile::<L, 1, C>(lanes, row + first, column),
-                    2 => self.tile::<L, 2, C>(lanes, row + first, column),
-                    3 => self.tile::<L, 3, C>(lanes, row + first, column),
-                    _ => self.tile::<L, ROWS, C>(lanes, row + first, column),
-                }
+    unsafe fn few_rows<L: Lanes, const C: usize>(&self, lanes: L, row: usize, rows: usize, column: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            match (rows, row) {
+                (1, 0) => self.tile::<L, 1, C, true>(lanes, 0, column),
+                (2, 0) => self.tile::<L, 2, C, true>(lanes, 0, column),
+                (3, 0) => self.tile::<L, 3, C, true>(lanes, 0, column),
+                (_, 0) => self.tile::<L, ROWS, C, true>(lanes, 0, column),
+                (1, row) => self.tile::<L, 1, C, false>(lanes, row, column),
+                (2, row) => self.tile::<L, 2, C, false>(lanes, row, column),
+                (3, row) => self.tile::<L, 3, C, false>(lanes, row, column),
+                (_, row) => self.tile::<L, ROWS, C, false>(lanes, row, column),
             }
         }
     }
@@ -218,7 +210,12 @@ impl Panel<'_> {
     /// `R` rows from `row` on times `C` outputs from `column` on.
     // SAFETY: as `multiply`.
     #[inline(always)]
-    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, lanes: L, row: usize, column: usize) {
+    unsafe fn tile<L: Lanes, const R: usize, const C: usize, const AHEAD: bool>(
+        &self,
+        lanes: L,
+        row: usize,
+        column: usize,
+    ) {
         let mut sums = [[lanes.splat(0.0); C]; R];
         let x: [*const f32; R] = std::array::from_fn(|r| self.x.wrapping_add((row + r) * self.x_step));
         let weight: [*const f32; C] =
@@ -226,6 +223,11 @@ impl Panel<'_> {
         let whole = self.depth / L::N * L::N;
         let mut k = 0;
         while k < whole {
+            if AHEAD && (k * size_of::<f32>()).is_multiple_of(LINE) {
+                for c in 0..C {
+                    lanes.prefetch(weight[c].wrapping_add(k + self.ahead).cast());
+                }
+            }
             // SAFETY: `L::N` numbers of rows that are there.
             unsafe {
                 let right: [L::V; C] = std::array::from_fn(|c| lanes.load(weight[c].add(k)));

@@ -28,7 +28,7 @@ fn check(mutant: Mutant, isa: Isa) -> Result<(), String> {
         Mutant::ValuesByKeySteps => Shape { key_width: 40, ..small(&[(1, 20)]) },
         Mutant::OffsetsCut => return above_32_bits(isa),
         Mutant::BrokenRowsWeighed => return broken_row_stays_its_owners(&small(&[(9, 20)]), 0, 15, isa),
-        Mutant::DepthCut => return common::linear::equals_oracle([5, 7, 1200], isa, 2),
+        Mutant::DepthCut => return common::linear::equals_oracle([5, 7, 1700], isa, 2),
         Mutant::DepthTailLeftOut => return common::linear::equals_oracle([5, 7, 37], isa, 2),
         Mutant::GateAlone => return common::linear::gated_equals_oracle([5, 7, 37], Activation::Silu, isa, 2),
         Mutant::NoResidual | Mutant::NoEps | Mutant::TurnedBack => {
