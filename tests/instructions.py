@@ -2,7 +2,8 @@
 
 Before: `make check`, or `make instructions`, which writes today's figures over the old ones. After: a line for each figure, and
 an exit code of 0 unless one moved by more than `MOST_MOVED`, from a pool of 10,000 blocks to one of a million too, or retention
-that nobody uses costs one instruction a step. A check that cannot be made here (no valgrind, another compiler) says so and is counted.
+that nobody uses costs one instruction a step. A check that cannot be made here (no valgrind, another compiler) says so and is
+counted.
 
 A figure is the instructions of N steps more, divided by N and by the sequences (see `rust/core/bench/instructions.rs`), with
 keys from a stub, since valgrind hides the processor's SHA and AVX-512.
