@@ -118,7 +118,7 @@ impl Scheduler {
             self.note_wait(first, Reason::Yields { held, limit });
         }
         if !self.waiting.has_aside()
-            && let Some(seat) = self.waiting.head()
+            && let Some(seat) = self.waiting.first()
         {
             let reason = if self.free_rows.is_empty() {
                 Reason::NoRow { rows: self.config.rows() }

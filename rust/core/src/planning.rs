@@ -61,7 +61,7 @@ impl Scheduler {
         if (!has_preempted || mutant::is_on(Mutant::AdmitAfterPreempt)) && self.refused.is_none() {
             self.into_room = self.take_room();
             self.plan_waiting(&mut budget, now_us);
-        } else if let Some(first) = self.waiting.head() {
+        } else if let Some(first) = self.waiting.first() {
             let reason = if has_preempted { Reason::AfterPreemption {} } else { Reason::StepRefused {} };
             self.note_wait(first, reason);
         }

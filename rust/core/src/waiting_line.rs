@@ -125,12 +125,6 @@ impl WaitingLine {
         !self.aside.is_empty()
     }
 
-    /// Who is to be looked at first, found quickly.
-    pub fn head(&mut self) -> Option<usize> {
-        let line = self.lowest_line()?;
-        self.lines[line].first().map(|(_, seat)| seat)
-    }
-
     /// Who is to be looked at first.
     pub fn first(&mut self) -> Option<usize> {
         let line = self.lowest_line()?;
