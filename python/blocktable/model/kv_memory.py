@@ -96,11 +96,14 @@ def _take_lazily(elements: int, dtype: torch.dtype) -> Tensor:
     `torch.zeros` writes every page: 0.6 to 6 s a GiB on a small virtual machine, against 0.2 ms for any size here.
     """
     size = elements * dtype.itemsize
-    # Private, since shared memory gets huge pages only where the system is set to give them.
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Rows of one head lie far apart: fewer, larger pages save misses in the translation of addresses.
-    if size >= HUGE_PAGE_BYTES and sys.platform == "linux":
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    if sys.platform == "linux":
+        # Private, since shared memory gets huge pages only where the system is set to give them.
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Rows of one head lie far apart: fewer, larger pages save misses in the translation of addresses.
+        if size >= HUGE_PAGE_BYTES:
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        pages = mmap.mmap(-1, size)
     return torch.frombuffer(pages, dtype=dtype, count=elements)
 
 
