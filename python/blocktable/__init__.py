@@ -39,6 +39,7 @@ from .errors import (
     UnsupportedModelError,
     WrongStepError,
 )
+from .openmp import load_torch
 
 if TYPE_CHECKING:
     from .engine.async_llm import AsyncLLM
@@ -116,6 +117,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _NEED_ENGINE:
         _need_engine_extra(f"blocktable.{name}")
+        load_torch()
     value = getattr(import_module(_LATER[name], __name__), name)
     globals()[name] = value
     return value

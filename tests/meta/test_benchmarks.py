@@ -304,6 +304,46 @@ def test_serve_measures_any_server_by_its_address_and_process_beside_ours(tiny_f
     assert one["peer_tokens_per_s"] > 0
 
 
+@pytest.mark.slow
+def test_a_gguf_file_is_written_for_a_peer_that_reads_none(smollm2_gguf, tmp_path):
+    """The same weights, config and words."""
+    import torch
+
+    from blocktable.bench.plain_checkpoint import write_plain_checkpoint
+    from blocktable.model.loader import load_model
+
+    write_plain_checkpoint(str(smollm2_gguf), tmp_path)
+    options = {"dtype": "float32", "device": "cpu", "self_check": False}
+    plain, packed = load_model(str(tmp_path), **options), load_model(str(smollm2_gguf), **options)
+    theirs = packed.model.state_dict()
+    assert all(torch.equal(weight, theirs[name]) for name, weight in plain.model.state_dict().items())
+    said = [loaded.tokenizer.apply_chat_template([{"role": "user", "content": "Hé"}]) for loaded in (plain, packed)]
+    assert said[0] == said[1]
+
+
+def test_a_file_that_is_no_model_is_not_written(tmp_path):
+    from blocktable.bench.plain_checkpoint import write_plain_checkpoint
+    from blocktable.errors import ModelLoadError
+
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelLoadError, match="as a directory"):
+        write_plain_checkpoint(str(tmp_path / "x.gguf"), tmp_path / "out")
+
+
+def test_the_peer_gets_its_settings_unless_the_environment_says_others(tmp_path, monkeypatch):
+    from blocktable.bench import server_under_test
+
+    line = [
+        sys.executable,
+        "-c",
+        "import os; print(*(os.environ[n] for n in ('VLLM_CPU_KVCACHE_SPACE', 'VLLM_CPU_NUM_OF_RESERVED_CPU')))",
+    ]
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    started = server_under_test._Started(line, tmp_path / "log", server_under_test.VLLM_SETTINGS)
+    started.process.wait()
+    assert started.log.read_text().split() == ["7", "0"]
+
+
 def test_serve_refuses_an_address_without_a_process(capsys):
     assert main(["bench", "serve", "--model", "smollm2", "--url", "http://127.0.0.1:1"]) == 2
     assert "process_id" in capsys.readouterr().err

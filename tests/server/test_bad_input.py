@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from blocktable import AsyncLLM
-from blocktable.server import reader
+from blocktable.server import endpoint, reader
 from blocktable.server.limits import Limits
 from blocktable.server.protocol import not_served, reading
 from blocktable.text.tokenizer import Tokenizer
@@ -232,8 +232,8 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "endless": (b'{"prompt": "x", "logit_bias": {"5": Infinity}}', {}, 400, "not JSON"),
     "no Unicode": (b'{"prompt": "\xff"}', {}, 400, "not JSON"),
     "half a character": (b'{"prompt": "\\ud800"}', {}, 400, "not JSON"),
-    "100,000 levels": (
-        b'{"prompt": "x", "logit_bias": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "60,000 levels": (
+        b'{"prompt": "x", "logit_bias": ' + b"[" * 60_000 + b"]" * 60_000 + b"}",
         {},
         400,
         "nested too deeply",
@@ -251,11 +251,50 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
         400,
         "not served yet",
     ),
+    "a million lists": (b'{"prompt": "x", "user": [' + b"[]," * 2**20 + b"[]]}", {}, 400, "more than 65536 lists and objects"),
+    "a million objects behind a quotation mark": (
+        b'{"prompt": "\\\\", "tools": [' + b'{"\\"[":1},' * 2**19 + b"{}]}",
+        {},
+        400,
+        "more than 65536 lists and objects",
+    ),
+    "a string of a million quotation marks without an end": (b'{"prompt": "' + b'[\\"' * 2**20, {}, 400, "not JSON"),
     "another type": (b'{"prompt": "x"}', {"content-type": "text/plain"}, 415, "application/json"),
     "no type": (b'{"prompt": "x"}', {"content-type": ""}, 415, "left out"),
     "packed": (b'{"prompt": "x"}', {"content-encoding": "gzip"}, 415, "content-encoding"),
     "too large": (b'{"prompt": "' + b"x" * 16 * 2**20 + b'"}', {}, 413, "larger than"),
 }
+
+
+class SlowBodies:
+    """A decoder that begins a long body only when others were answered; that they are not, it sees after five seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.goes_on = threading.Event(), threading.Event()
+        self.others_waited = False
+        decode = reading._decode
+
+        def slowly(body: bytes, kind: Any) -> Any:
+            if len(body) > 100_000:
+                self.began.set()
+                self.others_waited = not self.goes_on.wait(5)
+            return decode(body, kind)
+
+        monkeypatch.setattr(reading, "_decode", slowly)
+
+    def others_are_answered(self, server: Live) -> None:
+        """While a body of half a megabyte is read."""
+        told: list[httpx.Response] = []
+        ask = {"prompt": "x" * 500_000}
+        thread = threading.Thread(target=lambda: told.append(server.client().post(COMPLETIONS, json=ask)))
+        thread.start()
+        assert self.began.wait(PATIENCE_S)
+        for _ in range(5):
+            assert server.client().get("/version").status_code == 200
+        self.goes_on.set()
+        thread.join()
+        refused_as(told[0], 400, "prompt", "characters")
+        assert not self.others_waited, "others waited for it"
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -269,6 +308,37 @@ def test_a_body_that_cannot_be_read_is_refused_and_changes_nothing(name: str, sh
     assert word in error["message"]
     assert state_of(engine) == before
     goes_on(server)
+
+
+def test_brackets_of_a_text_are_no_lists(shared: tuple[Live, AsyncLLM]) -> None:
+    server, _ = shared
+    body = {"prompt": 'x[{"' * 2**16}
+    refused_as(server.client().post(COMPLETIONS, json=body), 400, "prompt", "characters")
+
+
+def test_a_bound_on_lists_that_is_left_out_is_caught(shared: tuple[Live, AsyncLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: any number of them is decoded."""
+    monkeypatch.setattr(reading, "MOST_STRUCTURES", 2**30)
+    with pytest.raises(AssertionError):
+        test_a_body_that_cannot_be_read_is_refused_and_changes_nothing("a million lists", shared)
+
+
+@pytest.fixture
+def slow_bodies(monkeypatch: pytest.MonkeyPatch) -> SlowBodies:
+    return SlowBodies(monkeypatch)
+
+
+def test_a_long_body_does_not_hold_up_others(slow_bodies: SlowBodies, server: Live) -> None:
+    slow_bodies.others_are_answered(server)
+
+
+def test_a_long_body_read_on_the_event_loop_is_caught(
+    slow_bodies: SlowBodies, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: every body is taken for a short one."""
+    monkeypatch.setattr(endpoint, "LONG_BODY_BYTES", 2**30)
+    with pytest.raises(AssertionError, match="others waited"):
+        slow_bodies.others_are_answered(server)
 
 
 def test_a_body_without_a_length_is_bounded_too(shared: tuple[Live, AsyncLLM]) -> None:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blocktable import openmp
 from blocktable.errors import (
     EngineDeadError,
     InvalidInputError,
@@ -53,6 +55,14 @@ def test_a_hundred_streams_at_once_are_exact(served: Served) -> None:
 
     served.run(main())
     settle(served)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc of Linux")
+def test_threads_of_its_model_sleep_soon_while_they_wait(served: Served) -> None:
+    environment = Path(f"/proc/{served.supervisor.process_id}/environ").read_bytes().split(b"\0")
+    said = [f"{name}={value}".encode() for name, value in openmp.waiting(os.environ).items()]
+    assert said
+    assert set(said) <= set(environment)
 
 
 def test_who_does_not_stream_gets_one_piece_with_its_cached_tokens(served: Served) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import httpx
 import psutil
 import pytest
 
+from blocktable.server import server_process
 from blocktable.server.metrics import SERIES
 
 from .processes import HERE, SMALL, Launch, is_gone
@@ -70,8 +72,6 @@ def assert_gone(engines: list[psutil.Process]) -> None:
 
 def ports() -> tuple[int, int]:
     """Two that are free."""
-    import socket
-
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
@@ -266,6 +266,45 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(fake_dir: Path, launc
             assert done.returncode == 2, (flag, done.stderr)
             assert match in done.stderr.splitlines()[-1], done.stderr
             assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "planted_s, is_kept", [(None, True), (0.2, False)], ids=["as it is", "planted: no longer than clients"]
+)
+def test_a_connection_rests_longer_than_clients_keep_theirs(
+    planted_s: float | None, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a request would meet its end now and then. httpx keeps one for 5 s."""
+    if planted_s is not None:
+        monkeypatch.setattr(server_process, "KEEP_ALIVE_S", planted_s)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def main() -> bytes:
+        config = server_process._config(answer)
+        config.lifespan = "off"
+        server = server_process._QuietServer(config)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            serving = asyncio.create_task(server.serve([listener]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
+            try:
+                return await asyncio.wait_for(reader.read(1), 5.5)
+            except TimeoutError:
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                return await reader.readuntil(b"\r\n\r\n")
+            finally:
+                writer.close()
+                server.should_exit = True
+                await serving
+
+    assert (asyncio.run(main()) != b"") is is_kept
 
 
 async def _is(client: httpx.AsyncClient, path: str, expected: int) -> bool:

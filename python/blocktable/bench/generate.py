@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import InvalidInputError, MissingExtraError
+from ..openmp import load_torch
 from .command import count
 from .row import Row, check, read_peer_rows, with_peers
 
@@ -258,6 +259,7 @@ def _model_place(model: str) -> str:
 
 def _torch() -> Any:
     try:
+        load_torch()
         import torch
     except ImportError as error:
         raise MissingExtraError("blocktable bench generate", "engine", error.name or "torch") from None

@@ -10,18 +10,19 @@ import json
 import os
 import re
 import resource
-import tempfile
 import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidInputError
 from .command import count
+from .plain_checkpoint import write_plain_checkpoint
 from .row import Row, check, with_peers
 from .server_under_test import Server, blocktable_server, counting_server, vllm_server
 from .stream_client import Answer, ask_all, get
@@ -35,7 +36,8 @@ case load: an engine whose model takes --step-ms a step and counts; --clients st
   late_ms                from one step to the next, less --step-ms; alone_… without streams
 case chat, with --model: --clients at once, chats with the prompts of --prompts (a JSON line each), greedy, --output tokens
   requests_per_s, tokens_per_s, server_us, engine_us (the model's work is in it), first_ms: to the first bytes of the answer
-  --peer-python PYTHON   vLLM's server, from the Python that has it, runs the same before ours
+  --peer-python PYTHON   vLLM's server, from the Python that has it, runs the same before ours, on all CPUs too, with 2 GiB
+                         for its KV cache, unless VLLM_CPU_NUM_OF_RESERVED_CPU and VLLM_CPU_KVCACHE_SPACE say otherwise
   --url URL --process-id N   a server that runs already is measured in its place"""
 
 TABLE = (
@@ -78,7 +80,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _load_row(clients: int, output: int, step_ms: float) -> Row:
-    with tempfile.TemporaryDirectory() as name:
+    with TemporaryDirectory() as name:
         folder = Path(name)
         from .counting_engine import write_tokenizer
 
@@ -129,10 +131,11 @@ def _chat_row(options: argparse.Namespace) -> Row:
 
     model = resolve_shorthand(options.model)
     peers = []
-    peer = _peer(options, model, clients)
-    if peer is not None:
-        with peer as server:
-            peers.append(row | {"peer": server.name} | _chats(server, bodies, output, clients))
+    with TemporaryDirectory() as folder:
+        peer = _peer(options, model, clients, Path(folder))
+        if peer is not None:
+            with peer as server:
+                peers.append(row | {"peer": server.name} | _chats(server, bodies, output, clients))
     given = {"dtype": options.dtype, "max_num_seqs": clients}
     given |= {} if options.max_model_len is None else {"max_model_len": options.max_model_len}
     with blocktable_server(model, given) as server:
@@ -144,13 +147,17 @@ def _chat_row(options: argparse.Namespace) -> Row:
     return with_peers(row, peers, same, figures)
 
 
-def _peer(options: argparse.Namespace, model: str, clients: int) -> AbstractContextManager[Server] | None:
+def _peer(options: argparse.Namespace, model: str, clients: int, folder: Path) -> AbstractContextManager[Server] | None:
+    """`folder` is for a model that the peer cannot read as it is."""
     if options.url is not None:
         if options.process_id is None:
             raise InvalidInputError("process_id", None, "goes with url: the number of the server's first process")
         return nullcontext(Server(options.url, options.url.rstrip("/"), options.process_id))
     if options.peer_python is None:
         return None
+    if model.endswith(".gguf"):
+        write_plain_checkpoint(model, folder)
+        model = str(folder)
     flags = ["--max-num-seqs", str(clients), "--served-model-name", "any"]
     flags += [] if options.max_model_len is None else ["--max-model-len", str(options.max_model_len)]
     return vllm_server(options.peer_python, model, options.dtype, flags)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.error import URLError
 
@@ -31,6 +32,9 @@ START_S = 600
 STOP_S = 60
 
 KILL = 9
+
+VLLM_SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+"""GiB, and CPUs. By itself it takes nearly all memory, and leaves one CPU to others: of two the model would get one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def vllm_server(python: str, model: str, dtype: str, flags: Sequence[str]) -> It
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     line = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--dtype", dtype, "--port", str(port), *flags]
-    with _started([*line, "--host", "127.0.0.1", "--disable-uvicorn-access-log"]) as started:
+    with _started([*line, "--host", "127.0.0.1", "--disable-uvicorn-access-log"], VLLM_SETTINGS) as started:
         url = f"http://127.0.0.1:{port}"
         started.wait_for(lambda: _answers(f"{url}/health"))
         yield Server("vllm", url, started.process.pid)
@@ -80,10 +84,10 @@ def vllm_server(python: str, model: str, dtype: str, flags: Sequence[str]) -> It
 class _Started:
     """A process and what it said."""
 
-    def __init__(self, line: Sequence[str], log: Path) -> None:
+    def __init__(self, line: Sequence[str], log: Path, settings: Mapping[str, str]) -> None:
         self.line, self.log = line, log
         with log.open("wb") as file:
-            environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+            environment = {**settings, **os.environ, "HF_HUB_OFFLINE": "1"}
             self.process = subprocess.Popen(
                 line, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
             )
@@ -107,9 +111,10 @@ class _Started:
 
 
 @contextmanager
-def _started(line: Sequence[str]) -> Iterator[_Started]:
+def _started(line: Sequence[str], settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[_Started]:
+    """`settings` for its environment, where that does not say them already."""
     with tempfile.TemporaryDirectory() as folder:
-        started = _Started(line, Path(folder) / "log")
+        started = _Started(line, Path(folder) / "log", settings)
         try:
             yield started
         finally:

@@ -25,6 +25,9 @@ from .serving import Call, Serving
 
 logger = logging.getLogger("blocktable.server")
 
+LONG_BODY_BYTES = 2**16
+"""A body above it is read on another thread, so that the event loop has its turns meanwhile."""
+
 
 class Endpoint:
     """An ASGI application for one operation."""
@@ -40,7 +43,7 @@ class Endpoint:
             ask = None
             if self._operation.body is not None:
                 body = await _read_body(scope, receive, self._serving.limits)
-                ask = read(body, self._operation.body)
+                ask = await _read(body, self._operation.body)
         except _LeftError:
             return
         except Exception as error:  # noqa: BLE001 - every error is an answer
@@ -103,6 +106,12 @@ async def _read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     except TimeoutError:
         message = f"the body did not come within {limits.body_timeout_s:g} s"
         raise ApiError(408, message, code="body_timeout", headers={"connection": "close"}) from None
+
+
+async def _read(body: bytes, kind: type[Any]) -> Any:
+    if len(body) <= LONG_BODY_BYTES:
+        return read(body, kind)
+    return await asyncio.to_thread(read, body, kind)
 
 
 async def _gather_body(receive: Receive, limits: Limits) -> bytes:

@@ -16,7 +16,7 @@ from ..errors import InvalidInputError
 class Limits:
     """Raises `InvalidInputError` for a limit that is not above 0."""
 
-    max_body_bytes: int = 16 * 2**20
+    max_body_bytes: int = 8 * 2**20
     """Bytes of a request; a larger one gets 413 before it is read."""
     max_prompts: int = 128
     """Prompts of one completion request."""

@@ -23,6 +23,7 @@ from typing import Any, cast
 import msgspec
 
 from ..errors import EngineDeadError, FrameError, QueueFullError, ShutDownError
+from ..openmp import waiting
 from ..text.tokenizer_parts import TokenizerParts
 from .engine_client import EngineInfo, EngineRequest, EngineState, Piece, Progress
 from .frames import FrameReader, frame
@@ -90,7 +91,13 @@ class ProcessClient(asyncio.Protocol):
             with theirs:
                 line = [sys.executable, "-P", "-m", "blocktable.server.engine_process", str(theirs.fileno()), str(os.getpid())]
                 # A session of its own: Ctrl-C in a terminal is for the server alone.
-                process = subprocess.Popen(line, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True)
+                process = subprocess.Popen(
+                    line,
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **waiting(os.environ)},
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
         except BaseException:
             ours.close()
             raise

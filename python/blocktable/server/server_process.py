@@ -38,6 +38,10 @@ logger = logging.getLogger("blocktable.server")
 GRACE_S = 5
 """Seconds that answers get to reach their clients when everything has ended."""
 
+KEEP_ALIVE_S = 75
+"""Seconds that a connection may rest between two requests: longer than clients and proxies keep theirs (5 to 60), so that none
+sends a request into a connection that is being closed."""
+
 BACKLOG = 4096
 """Connections that wait to be taken."""
 
@@ -180,6 +184,7 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         lifespan="on",
         server_header=False,
         backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
 
