@@ -1,9 +1,12 @@
 """Promise: a caller of the engine says what stays cached: at which priority, for how long, or pinned."""
 
+from dataclasses import replace
+
 import pytest
 
 from blocktable import LLM, AuditError, InvalidInputError, PinBudgetError, SamplingParams, _core
 from blocktable.engine.request import Prompt
+from blocktable.engine.step_loop import StepLoop
 from blocktable.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 
 from .conftest import MakeLLM
@@ -20,6 +23,10 @@ def keep(priority: int, duration_ms: int | None = None) -> KvCacheRetentionConfi
 
 def cached(llm: LLM, ids: list[int], **said: object) -> int | None:
     return llm.generate({"prompt_token_ids": ids, **said}, ONE)[0].num_cached_tokens
+
+
+def cached_of(llm: LLM, tenant: str) -> int | None:
+    return llm.generate({"prompt_token_ids": IDS}, ONE, tenant=tenant)[0].num_cached_tokens
 
 
 def flood(llm: LLM, rounds: int = 24) -> None:
@@ -64,6 +71,27 @@ def test_a_pin_is_of_one_salt(make_llm: MakeLLM) -> None:
     with pytest.raises(InvalidInputError, match="published"):
         llm.pin({"prompt_token_ids": IDS})
     assert llm.pin({"prompt_token_ids": IDS, "cache_salt": "a"})[1] == 40
+
+
+def test_a_pin_is_of_one_tenant(make_llm: MakeLLM) -> None:
+    llm = make_llm(enable_partial_hits=False, pin_budget=10)
+    assert [cached_of(llm, tenant) for tenant in ("a", "b", "b")] == [0, 0, 40]
+    with pytest.raises(InvalidInputError, match="published"):
+        llm.pin({"prompt_token_ids": IDS})
+    with pytest.raises(InvalidInputError) as refused:
+        llm.pin({"prompt_token_ids": IDS}, tenant="")
+    assert refused.value.field == "tenant"
+    assert llm.pin({"prompt_token_ids": IDS}, tenant="a")[1] == 40
+    flood(llm)
+    assert [cached_of(llm, tenant) for tenant in ("a", "b")] == [40, 0]
+    llm.scheduler.audit()
+
+
+def test_a_pin_that_forgets_its_tenant_is_caught(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    pin = StepLoop.pin
+    monkeypatch.setattr(StepLoop, "pin", lambda loop, prompt, wishes: pin(loop, prompt, replace(wishes, tenant=None)))
+    with pytest.raises(InvalidInputError, match="published"):
+        test_a_pin_is_of_one_tenant(make_llm)
 
 
 def test_conversations_have_a_salt_and_a_retention_too(make_llm: MakeLLM) -> None:

@@ -210,10 +210,10 @@ class AsyncLLM:
         """Seconds since a step ended, while there is something to do, else 0.0. A step that hangs shows here."""
         return self._thread.still_s()
 
-    async def pin(self, prompt: Any) -> tuple[int, int]:
+    async def pin(self, prompt: Any, *, tenant: str | None = None) -> tuple[int, int]:
         """Hold the longest cached prefix of one prompt until `unpin`: see `LLM.pin`."""
-        read = self._intake.only(prompt, self._intake.read(prompt))
-        return await asyncio.wrap_future(self._thread.call(lambda: self._engine.loop.pin(read)))
+        read, wishes = self._intake.only(prompt, self._intake.read(prompt)), Wishes(tenant=tenant)
+        return await asyncio.wrap_future(self._thread.call(lambda: self._engine.loop.pin(read, wishes)))
 
     async def unpin(self, pin: int) -> None:
         """Give the blocks of a pin back. Raises `InvalidInputError` if there is no such pin any more."""

@@ -171,15 +171,15 @@ class LLM:
         stats, sizing = engine.loop.scheduler.stats(), engine.sizing
         return make_report(stats, engine.loop.times, block_size=sizing.block_size, bytes_per_block=sizing.bytes_per_block)
 
-    def pin(self, prompt: Any) -> tuple[int, int]:
+    def pin(self, prompt: Any, *, tenant: str | None = None) -> tuple[int, int]:
         """Hold the longest cached prefix of one prompt, in whole blocks, until `unpin`: nothing evicts it.
 
-        Returns the pin's number and the tokens that it holds. `prompt` as in `generate`, its `cache_salt` included. Raises
-        `PinBudgetError` (needed, pinned, budget: blocks) if all pins would hold more than `pin_budget` blocks,
-        `OutOfBlocksError`, or `InvalidInputError`, also if nothing of it is cached; nothing changes then.
+        Returns the pin's number and the tokens that it holds. `prompt` and `tenant` as in `generate`, `cache_salt`
+        included. Raises `PinBudgetError` (needed, pinned, budget: blocks) if all pins would hold more than `pin_budget`
+        blocks, `OutOfBlocksError`, or `InvalidInputError`, also if nothing of it is cached; nothing changes then.
         """
         intake = self._open.intake
-        return self._open.loop.pin(intake.only(prompt, intake.read(prompt)))
+        return self._open.loop.pin(intake.only(prompt, intake.read(prompt)), Wishes(tenant=tenant))
 
     def unpin(self, pin: int) -> None:
         """Give the blocks of a pin back. Raises `InvalidInputError` if there is no such pin any more."""

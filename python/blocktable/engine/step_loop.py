@@ -29,7 +29,7 @@ from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
 from .crash_report import CrashReporter
 from .family import Family
-from .intake import Job
+from .intake import Job, Wishes
 from .live_request import Inbox, LiveRequest
 from .model_runs import InlineRuns, ModelRuns, ThreadRuns
 from .orders import Order, Orders
@@ -215,10 +215,10 @@ class StepLoop:
             self._failures = 0
             self._is_torn = False
 
-    def pin(self, prompt: Prompt) -> tuple[int, int]:
-        """Hold the cached prefix of a prompt; returns what `Scheduler.pin` does, and raises what it raises."""
+    def pin(self, prompt: Prompt, wishes: Wishes) -> tuple[int, int]:
+        """Hold the cached prefix of a prompt of that tenant; returns what `Scheduler.pin` does, and raises what it raises."""
         with self._way_in, self._turn:
-            return self.scheduler.pin(prompt.array, cache_salt=prompt.cache_salt)
+            return self.scheduler.pin(prompt.array, domain=wishes.tenant, cache_salt=prompt.cache_salt)
 
     def unpin(self, pin: int) -> None:
         """Give a pin back. Raises `InvalidInputError` if there is no such pin any more."""
