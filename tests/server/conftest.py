@@ -3,6 +3,7 @@ those of `processes.py`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,15 @@ from .processes import fake_dir, launch, served
 __all__ = ["fake_dir", "launch", "make_async", "served", "tiny_model", "tiny_tokenizer"]
 
 MakeServer = Callable[..., Live]
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tiny_model: Any, tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model as a directory, for processes of their own."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -25,34 +24,34 @@ PATIENCE_S = 120
 class Command:
     """The command, ready, and the keys of two tenants."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, *flags: str) -> None:
         self.keys, lines = zip(*(new_key(tenant) for tenant in ("first", "second")))
         (folder / "keys").write_text("\n".join(lines))
         command = [sys.executable, "-m", "blocktable", "serve", str(model), "--served-model-name", "tiny", "--port", "0"]
         command += ["--admin-port", "0", "--api-key-file", str(folder / "keys"), "--num-blocks", "256", "--block-size", "8"]
-        command += ["--no-self-check", "--num-threads", "1", "--max-answers", "8"]
+        command += ["--no-self-check", "--num-threads", "1", *flags]
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"HF_HUB_OFFLINE": "1"})
         wait_until(lambda: "ready after" in self.log.read_text() or self.process.poll() is not None, "it does not start")
-        found = re.search(r"serves at +(\S+)", self.log.read_text())
+        found = dict(re.findall(r"(serves|admin) at +(\S+)", self.log.read_text()))
         assert found, self.log.read_text()
-        self.url = found[1]
+        self.url, self.admin_url = found["serves"], found["admin"]
 
     def client(self, tenant: int = 0) -> openai.OpenAI:
         http = httpx.Client(trust_env=False, verify=False)
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.keys[tenant], max_retries=0, http_client=http)
 
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(PATIENCE_S) == 0
+
 
 @pytest.fixture(scope="module")
-def command(tiny_model: Any, tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    model = tmp_path_factory.mktemp("model")
-    tiny_model.save_pretrained(model)
-    tiny_tokenizer.save_pretrained(model)
-    one = Command(tmp_path_factory.mktemp("serve"), model)
+def command(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    one = Command(tmp_path_factory.mktemp("serve"), tiny_dir, "--max-answers=8")
     yield one
-    one.process.send_signal(signal.SIGTERM)
-    assert one.process.wait(PATIENCE_S) == 0
+    one.end()
 
 
 def test_a_chat_is_streamed_and_is_the_same_in_one_piece(command: Command) -> None:
