@@ -135,6 +135,13 @@ class TellsEndsOnce(Faulty):
         return told
 
 
+class CountsNoLoss(Faulty):
+    """Tokens that are given up but for a preemption are not counted."""
+
+    def stats(self) -> Any:
+        return self._real.stats() | {"put_back_tokens": 0, "failed_tokens": 0}
+
+
 class OneBufferForAll(Faulty):
     """The arrays of a step in flight lie in memory that the next submit uses too."""
 

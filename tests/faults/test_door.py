@@ -20,6 +20,7 @@ from blocktable.testing import driver as scene_driver
 from tests.faults.planted import (
     AbortSaysYes,
     ClampsWhatIsBad,
+    CountsNoLoss,
     EndsAnyStep,
     NoLimitOfTheLine,
     RefusedCommitEndsTheStep,
@@ -255,6 +256,28 @@ def test_retries_and_preemptions_count_no_second_query() -> None:
     assert stats["prefix_queries"] == sum(len(request.prompt) for request in requests)
     assert stats["prefix_hits"] == 0
     assert stats["recomputed_tokens"] > 0
+
+
+@PROMISES.row(133, planted=(CountsNoLoss,))
+def test_tokens_that_are_given_up_are_counted_by_what_took_them() -> None:
+    """One writes what three share. It fails with the prefix and four last tokens; sharers lose the prefix."""
+    driver = scene(block_size=4)
+    requests = [driver.submit([*prompt(1, 12), number], max_tokens=4) for number in range(4)]
+    assert driver.plan().num_tokens == 12 + 4
+    driver.fail()
+    driver.run()
+    assert all(request.outputs == request.answer.first(4) for request in requests)
+    stats = driver.scheduler.stats()
+    told = [record for request in requests for record in driver.scheduler.explain(request.id)["records"]]
+    sums = {
+        reason: sum(record["numbers"]["tokens"] for record in told if record["reason"] == reason)
+        for reason in ("put_back", "step_failed")
+    }
+    assert (stats["put_back_tokens"], stats["failed_tokens"]) == (sums["put_back"], sums["step_failed"])
+    assert stats["put_back_tokens"] > 0
+    assert stats["failed_tokens"] > 0
+    assert stats["recomputed_tokens"] == 0, "nobody was preempted"
+    driver.drain()
 
 
 @PROMISES.row(planted=(TellsEndsOnce,))

@@ -349,6 +349,16 @@ def test_serve_refuses_an_address_without_a_process(capsys):
     assert "process_id" in capsys.readouterr().err
 
 
+def test_the_first_text_is_no_head_and_no_role():
+    from blocktable.bench import stream_client
+
+    role = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
+    text = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\n\r\n4a\r\n"
+    assert stream_client._end_of_first_text(head + role + text + text) == len(head + role + text)
+    assert stream_client._end_of_first_text(head + b'{"choices": []}') == len(head) + 15
+
+
 @needs_server
 def test_an_answer_that_breaks_off_is_not_counted():
     from blocktable.bench import stream_client

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from blocktable.errors import MissingExtraError
-from blocktable.server import tracing
+from blocktable.server import endpoint, tracing
 from blocktable.server.engine_client import EngineRequest, Piece, Times
 from blocktable.server.in_process import InProcessEngine
 from blocktable.server.request_watch import WatchedClient
 from blocktable.server.tracing import Tracing, check_tracing, make_tracing, phases
 from tests.engine.conftest import MakeAsync
 
+from .conftest import MakeServer
 from .fake_engine import FakeEngine
 from .processes import read, request
 
@@ -48,7 +49,7 @@ class Tracer:
 
 
 def traced(tracer: Any) -> Tracing:
-    return Tracing(tracer, lambda span: span, lambda: None)
+    return Tracing(tracer, lambda span: span, lambda headers: headers["traceparent"], lambda: None)
 
 
 async def with_times(asked: EngineRequest) -> AsyncGenerator[Piece, None]:
@@ -87,6 +88,27 @@ def test_each_phase_is_a_span_of_the_request() -> None:
 )
 def test_phases_that_it_did_not_come_to_are_no_spans(times: Times | None, names: list[str]) -> None:
     assert [name for name, _, _ in phases(times)] == names
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+HEADERS = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "tracestate": "vendor=1"}
+
+
+def test_a_request_is_a_part_of_the_span_that_its_client_names(serve: MakeServer) -> None:
+    tracer = Tracer()
+    client = WatchedClient(FakeEngine(with_times), tracing=traced(tracer))
+    ask = {"prompt": [1, 2], "max_tokens": 3}
+    for headers in (HEADERS, {}):
+        answer = serve(client).client().post("/v1/completions", json=ask, headers=headers)
+        assert answer.status_code == 200, answer.text
+    parents = [span.parent for span in tracer.ended if span.name == "llm_request"]
+    assert parents == [HEADERS["traceparent"], None]
+
+
+def test_headers_that_are_lost_on_the_way_are_caught(serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "TRACE_HEADERS", ())
+    with pytest.raises(AssertionError, match="parents|None"):
+        test_a_request_is_a_part_of_the_span_that_its_client_names(serve)
 
 
 async def _read(client: WatchedClient, asked: EngineRequest) -> list[Piece]:
@@ -166,8 +188,12 @@ def test_a_collector_gets_the_spans() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         made = make_tracing(f"http://127.0.0.1:{server.server_port}/v1/traces", "chat")
         made.tell(9.5, LIFE, {"gen_ai.request.id": "cmpl-7"})
+        made.tell(9.5, LIFE, {"gen_ai.request.id": "cmpl-8"}, HEADERS)
+        made.tell(9.5, LIFE, {"gen_ai.request.id": "cmpl-9"}, {"traceparent": "00-nonsense"})
         made.close()
         server.shutdown()
     told = b"".join(bodies)
+    assert told.count(bytes.fromhex(TRACE)) == 5, "the whole, and its four phases"
+    assert b"cmpl-9" in told
     for word in (b"llm_request", b"queued", b"prefill", b"decode", b"preempted", b"cmpl-7", b"chat"):
         assert word in told

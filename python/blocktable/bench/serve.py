@@ -35,7 +35,7 @@ case load: an engine whose model takes --step-ms a step and counts; --clients st
   step_cpu_us            CPU of plan and commit together, p50 and p99 of all steps; alone_… without streams
   late_ms                from one step to the next, less --step-ms; alone_… without streams
 case chat, with --model: --clients at once, chats with the prompts of --prompts (a JSON line each), greedy, --output tokens
-  requests_per_s, tokens_per_s, server_us, engine_us (the model's work is in it), first_ms: to the first bytes of the answer
+  requests_per_s, tokens_per_s, server_us, engine_us (the model's work is in it), first_ms: to the first text of the answer
   --peer-python PYTHON   vLLM's server, from the Python that has it, runs the same before ours, on all CPUs too, with 2 GiB
                          for its KV cache, unless VLLM_CPU_NUM_OF_RESERVED_CPU and VLLM_CPU_KVCACHE_SPACE say otherwise
   --url URL --process-id N   a server that runs already is measured in its place"""

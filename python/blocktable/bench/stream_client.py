@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from ..errors import BlocktableError
+
+_EVENT = re.compile(rb"data: (\{.*\})\n\n")
 
 END_OF_CHUNKS = b"0\r\n\r\n"
 
@@ -28,7 +31,7 @@ class Answer:
     num_tokens: int  # by its usage
     num_events: int  # with text in them; 1 if it is not streamed
     asked_s: float
-    first_s: float
+    first_s: float  # when its first text had come: a head alone, or who speaks, is no answer yet
     last_s: float
 
 
@@ -61,7 +64,8 @@ class _Exchange(asyncio.Protocol):
     def __init__(self, request: bytes) -> None:
         self._request = request
         self._came = bytearray()
-        self._asked_s = self._first_s = self._last_s = 0.0
+        self._asked_s = 0.0
+        self._marks: list[tuple[int, float]] = []  # how much had come, and when
         self._is_over = asyncio.get_running_loop().create_future()
 
     async def answer(self) -> Answer:
@@ -74,17 +78,17 @@ class _Exchange(asyncio.Protocol):
         if status != b"200":
             raise BlocktableError(f"the server answered {status.decode()}: {body[:300].decode(errors='replace')}")
         texts, num_tokens = _streamed(body) if body.startswith(b"data: ") else _whole(json.loads(body))
-        return Answer("".join(texts), num_tokens, len(texts), self._asked_s, self._first_s, self._last_s)
+        first = _end_of_first_text(bytes(self._came))
+        first_s = next(when_s for size, when_s in self._marks if size >= first)
+        return Answer("".join(texts), num_tokens, len(texts), self._asked_s, first_s, self._marks[-1][1])
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._asked_s = time.monotonic()
         cast(asyncio.Transport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        self._last_s = time.monotonic()
-        if not self._came:
-            self._first_s = self._last_s
         self._came += data
+        self._marks.append((len(self._came), time.monotonic()))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_over.done():
@@ -121,6 +125,14 @@ def _streamed(body: bytes) -> tuple[list[str], int]:
         texts += [text for choice in event["choices"] if (text := _text(choice.get("delta", choice)))]
         num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
     return texts, num_tokens
+
+
+def _end_of_first_text(came: bytes) -> int:
+    """Where the first event with text in it ends, in all that came; the end of all of it if there is none."""
+    for found in _EVENT.finditer(came):
+        if any(_text(choice.get("delta", choice)) for choice in json.loads(found[1])["choices"]):
+            return found.end()
+    return len(came)
 
 
 def _whole(record: Mapping[str, Any]) -> tuple[list[str], int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -25,6 +25,8 @@ from .serving import Call, Serving
 
 logger = logging.getLogger("blocktable.server")
 
+TRACE_HEADERS = (b"traceparent", b"tracestate")
+
 LONG_BODY_BYTES = 2**16
 """A body above it is read on another thread, so that the event loop has its turns meanwhile."""
 
@@ -38,11 +40,12 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        call = Call(tenant=scope[TENANT], path=scope.get("path_params", {}))
+        headers = dict(scope["headers"])
+        call = Call(tenant=scope[TENANT], path=scope.get("path_params", {}), trace_headers=_trace_headers(headers))
         try:
             ask = None
             if self._operation.body is not None:
-                body = await _read_body(scope, receive, self._serving.limits)
+                body = await _read_body(headers, receive, self._serving.limits)
                 ask = await _read(body, self._operation.body)
         except _LeftError:
             return
@@ -90,8 +93,11 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    headers = dict(scope["headers"])
+def _trace_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): headers[name].decode("latin-1") for name in TRACE_HEADERS if name in headers}
+
+
+async def _read_body(headers: Mapping[bytes, bytes], receive: Receive, limits: Limits) -> bytes:
     kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"the content type must be application/json, not {kind[:100] or 'left out'}", code="not_json")

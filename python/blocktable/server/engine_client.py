@@ -62,6 +62,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     deadline_s: float | None = None
     is_streamed: bool = True
     """False: one piece at the end."""
+    trace_headers: dict[str, str] = {}
+    """Of W3C's trace context, as they came."""
 
 
 class Times(msgspec.Struct, array_like=True):

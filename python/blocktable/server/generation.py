@@ -94,6 +94,7 @@ class Generation:
                 queue_deadline_s=ask.queue_deadline_s,
                 deadline_s=min(deadlines, default=None),
                 is_streamed=bool(ask.stream),
+                trace_headers=call.trace_headers,
             )
             for place, prompt in enumerate(prompts)
             for first in range(0, self.n, at_once)

@@ -294,8 +294,10 @@ SERIES: tuple[Series, ...] = (
     Series(
         "blocktable:recomputed_tokens",
         "counter",
-        "Tokens that had been computed and were given up by a preemption.",
-        _stat("recomputed_tokens"),
+        "Tokens that had been computed, or were being computed, and were given up: preempted_by and put_back as above,"
+        " step_failed because the model raised.",
+        _stats({"preempted_by": "recomputed_tokens", "put_back": "put_back_tokens", "step_failed": "failed_tokens"}),
+        labels=("reason",),
     ),
     Series(
         "blocktable:requests_refused",

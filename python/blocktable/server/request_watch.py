@@ -165,7 +165,7 @@ class WatchedRequest:
             "blocktable.tenant": request.tenant or "",
             "blocktable.ended": how,
         }
-        tracing.tell(self.begun_s, self.times, attributes)
+        tracing.tell(self.begun_s, self.times, attributes, request.trace_headers)
 
 
 class WatchedClient:

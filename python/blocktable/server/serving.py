@@ -26,6 +26,8 @@ class Call:
 
     tenant: str | None
     path: dict[str, str]
+    trace_headers: dict[str, str] = field(default_factory=dict)
+    """Of W3C's trace context: the span of the client that this request is a part of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import MissingExtraError
@@ -24,23 +25,38 @@ CLOSE_S = 5.0
 
 
 class Tracing:
-    """Makes the spans of requests that ended. `tracer` and `set_span_in_context` are OpenTelemetry's."""
+    """Makes the spans of requests that ended. `tracer`, `set_span_in_context` and `extract` are OpenTelemetry's."""
 
-    def __init__(self, tracer: Any, set_span_in_context: Callable[[Any], Any], close: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        tracer: Any,
+        set_span_in_context: Callable[[Any], Any],
+        extract: Callable[[Mapping[str, str]], Any],
+        close: Callable[[], object],
+    ) -> None:
         self._tracer = tracer
         self._set_span_in_context = set_span_in_context
+        self._extract = extract
         self._close = close
 
-    def tell(self, begun_s: float, times: Times | None, attributes: Mapping[str, str | int]) -> None:
+    def tell(
+        self,
+        begun_s: float,
+        times: Times | None,
+        attributes: Mapping[str, str | int],
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """One request, which came at `begun_s` and ended now. Without `times`, which come with its end from the engine, nobody
-        knows of its phases."""
+        knows of its phases. `headers` name the client's span, which it then is a part of; headers that name none count as
+        none."""
         since_1970_ns = time.time_ns() - time.monotonic_ns()
 
         def at_ns(seconds: float) -> int:
             return int(seconds * 1e9) + since_1970_ns
 
         given = {name: value for name, value in attributes.items() if value != ""}
-        whole = self._tracer.start_span("llm_request", start_time=at_ns(begun_s), attributes=given)
+        outer = self._extract(headers) if headers else None
+        whole = self._tracer.start_span("llm_request", context=outer, start_time=at_ns(begun_s), attributes=given)
         context = self._set_span_in_context(whole)
         for name, start_s, end_s in phases(times):
             self._tracer.start_span(name, context=context, start_time=at_ns(start_s)).end(end_time=at_ns(end_s))
@@ -80,11 +96,11 @@ def make_tracing(endpoint: str, model: str) -> Tracing:
     """Sends to a collector that speaks OTLP over HTTP at this address. Raises `MissingExtraError`."""
     check_tracing()
     # Untyped where it is not installed.
-    resources, sdk, export, trace, otlp = (
-        import_module(f"opentelemetry.{name}")
-        for name in ("sdk.resources", "sdk.trace", "sdk.trace.export", "trace", "exporter.otlp.proto.http.trace_exporter")
-    )
+    needed = ["sdk.resources", "sdk.trace", "sdk.trace.export", "trace", "trace.propagation.tracecontext"]
+    needed.append("exporter.otlp.proto.http.trace_exporter")
+    resources, sdk, export, trace, w3c, otlp = (import_module(f"opentelemetry.{name}") for name in needed)
     told = {"service.name": "blocktable", "gen_ai.response.model": model}
     provider = sdk.TracerProvider(resource=resources.Resource.create(told))
     provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter(endpoint=endpoint)))
-    return Tracing(provider.get_tracer("blocktable"), trace.set_span_in_context, provider.shutdown)
+    extract = w3c.TraceContextTextMapPropagator().extract
+    return Tracing(provider.get_tracer("blocktable"), trace.set_span_in_context, extract, provider.shutdown)

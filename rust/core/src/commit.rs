@@ -114,6 +114,7 @@ impl Scheduler {
             if mutant::is_on(Mutant::NoRollbackOnFail) {
                 self.request_mut(entry.seat()).computed += entry.chunk() - usize::from(entry.samples);
             }
+            self.counters.failed_tokens += entry.chunk() as u64;
             self.note(entry.seat(), Reason::StepFailed { tokens: entry.chunk() as u32 });
             if mutant::is_on(Mutant::FailLeavesNext) && step + 1 == self.request(entry.seat()).planned_in {
                 self.withdraw(step, at, false);
@@ -239,6 +240,7 @@ impl Scheduler {
             request.cached = Some(kept * size.tokens());
             self.counters.prefix_hits -= lost as u64;
         }
+        self.counters.put_back_tokens += lost as u64;
         self.timelines.note(seat, request.id, self.steps, Reason::PutBack { tokens: lost as u32 });
         let rest = request.cut(kept);
         let planned_in = request.planned_in;

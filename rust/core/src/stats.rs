@@ -34,6 +34,10 @@ pub struct Counters {
     pub forged_hits: u64,
     /// Tokens that had been computed and were given up by a preemption.
     pub recomputed_tokens: u64,
+    /// Tokens of running requests that were given up because the writer of a block that they shared failed or left.
+    pub put_back_tokens: u64,
+    /// Tokens of steps that the caller failed.
+    pub failed_tokens: u64,
     /// Draft tokens planned.
     pub drafted_tokens: u64,
     /// Those of them that became outputs.
@@ -53,7 +57,13 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Every counter with its name.
+    /// Tokens that were given up, by what took them beside preemptions. Apart from the others: those are in the digests of recordings.
+    #[must_use]
+    pub fn losses(&self) -> [(&'static str, u64); 2] {
+        [("put_back_tokens", self.put_back_tokens), ("failed_tokens", self.failed_tokens)]
+    }
+
+    /// Every other counter with its name.
     #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 22] {
         [

@@ -430,7 +430,7 @@ impl Scheduler {
             Ok((core.counters(), core.misses(), gauges, core.reasons().collect::<Vec<_>>()))
         })?;
         let dict = PyDict::new(py);
-        for (name, value) in gauges.into_iter().chain(counters.named()) {
+        for (name, value) in gauges.into_iter().chain(counters.named()).chain(counters.losses()) {
             dict.set_item(name, value)?;
         }
         for miss in Miss::ALL {
