@@ -93,7 +93,8 @@ class EngineConfig:
     long_prefill_threshold: int = 0
     """Prompt tokens that one sequence may take of a step; 0 = the whole budget."""
     max_preemptions: int = 16
-    """A request preempted as often is taken again only when there is no other victim."""
+    """How often a request may be preempted. After that it comes back only with all the blocks that it may ever need, and
+    keeps them."""
     overlap_depth: int = 1
     """2 = the next step is planned, and the last one's text is made, while the model runs on a thread of its own."""
     policy: str = "fcfs"

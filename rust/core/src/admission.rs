@@ -166,10 +166,11 @@ impl Scheduler {
         is_alone && (self.hit.confirmed() == self.hit.len() || mutant::is_on(Mutant::PendingOverQuotaEnds))
     }
 
-    /// Rows for which an admission promises blocks: those of what is known, or with `no_evict` all that there may be.
+    /// Rows for which an admission promises blocks: those of what is known, or all that there may be, with `no_evict` or if it may not be
+    /// preempted any more.
     pub(crate) fn rows_to_promise(&self, seat: usize) -> usize {
         let request = self.request(seat);
-        if !self.config.queue.no_evict || mutant::is_on(Mutant::PromiseOnlyKnown) {
+        if !self.promises_whole(seat) || mutant::is_on(Mutant::PromiseOnlyKnown) {
             return request.num_tokens();
         }
         self.most_rows(request.prompt_len, &request.limits).max(request.num_tokens())
@@ -181,11 +182,22 @@ impl Scheduler {
         self.need_from(seat, request.computed, request.table.len())
     }
 
-    /// The same if its next row were `position` and its tables had `len` entries.
-    fn need_from(&self, seat: usize, position: usize, len: usize) -> u32 {
+    /// The same if its next row were `position` and its tables had `len` entries. What leaves a window counts for nobody who may not be
+    /// preempted any more: others may hold it.
+    pub(crate) fn need_from(&self, seat: usize, position: usize, len: usize) -> u32 {
         let request = self.request(seat);
-        let own = self.groups.need(position, len, self.rows_to_promise(seat));
+        let rows = self.rows_to_promise(seat);
+        let own = if self.groups.has_window() && self.is_secured(seat) {
+            self.block_size.blocks_for(rows).saturating_sub(len) * self.groups.len()
+        } else {
+            self.groups.need(position, len, rows)
+        };
         own as u32 + self.need_of_siblings(request.prompt_len, &request.limits, request.siblings) as u32
+    }
+
+    /// Blocks that what is known of the request at `seat` needs, with the same.
+    pub(crate) fn need_for(&self, seat: usize, position: usize, len: usize) -> u32 {
+        self.groups.need(position, len, self.request(seat).num_tokens()) as u32
     }
 
     /// Blocks that must stay free beside those of the request at `seat`, if it is admitted: for those that run, and itself, to grow.
@@ -195,8 +207,11 @@ impl Scheduler {
         }
         let mut reserve = u64::from(self.config.queue.watermark);
         if self.config.queue.estimate_growth && !self.config.queue.no_evict {
-            let now = self.blocks_of(self.request(seat).num_tokens());
-            reserve += self.outlook.expected + u64::from(self.expected_blocks(seat)).saturating_sub(now);
+            reserve += self.outlook.expected;
+            if !self.is_secured(seat) {
+                let now = self.blocks_of(self.request(seat).num_tokens());
+                reserve += u64::from(self.expected_blocks(seat)).saturating_sub(now);
+            }
         }
         u32::try_from(reserve).unwrap_or(u32::MAX)
     }
@@ -281,7 +296,7 @@ impl Scheduler {
         let hits = self.hit.len();
         let next = self.request(seat).keys.get(hits);
         let is_pending = |key: &Key| {
-            self.config.queue.no_evict && matches!(self.pool.index().lookup(key), Some((_, KeyState::Pending)))
+            self.promises_whole(seat) && matches!(self.pool.index().lookup(key), Some((_, KeyState::Pending)))
         };
         let is_awaited = |key: &Key| contains(&self.frontier, key) || is_pending(key);
         let awaited = hits < size.full_blocks(known - 1) && next.is_some_and(is_awaited);
@@ -297,13 +312,18 @@ impl Scheduler {
             start = first.max(hits) * size.tokens();
         }
         let rows = part.map_or(0, |part| part.rows);
-        let rest = self.need_from(seat, hits * size.tokens() + rows, hits) + self.hit_and_leaving(seat);
-        let will_hold = rest + self.hit.blocks().count() as u32;
+        let mut rest = self.need_from(seat, hits * size.tokens() + rows, hits) + self.hit_and_leaving(seat);
+        let named = self.hit.blocks().count() as u32;
+        let sources = part.iter().flat_map(PartialHit::sources).filter(|&(_, source)| self.pool.is_free(source));
+        let free_hits = self.hit.num_free(&self.pool) + sources.count() as u32;
+        let is_secured = self.is_secured(seat);
+        if is_secured {
+            rest = self.as_far_as_there_is(seat, rest, named, free_hits);
+        }
+        let will_hold = rest + named;
         if will_hold > self.room_of_tenant(&self.asks[seat]) && !mutant::is_on(Mutant::QuotaExceeded) {
             return part.is_none().then_some(Admission::OverQuota);
         }
-        let sources = part.iter().flat_map(PartialHit::sources).filter(|&(_, source)| self.pool.is_free(source));
-        let free_hits = self.hit.num_free(&self.pool) + sources.count() as u32;
         let promised = if mutant::is_on(Mutant::IgnorePromises) { 0 } else { self.promised };
         let free = self.pool.num_free().saturating_sub(promised).saturating_sub(reserve);
         if rest + free_hits > free {
@@ -339,7 +359,8 @@ impl Scheduler {
         let expected = self.expected_blocks(seat);
         self.start_running(seat, start, now_us);
         self.hold_hits(seat);
-        self.request_mut(seat).promised = rest;
+        let request = self.request_mut(seat);
+        (request.promised, request.secured) = (rest, is_secured);
         self.promised += rest;
         self.open_account(seat, expected);
         if let Some(beside) = beside {
@@ -374,7 +395,7 @@ impl Scheduler {
     /// Finds the longest known prefix in full blocks. The last token is always computed, so that there are logits to sample from.
     pub(crate) fn find_hits(&mut self, seat: usize) {
         let mut most = self.most_hits(seat);
-        let (index, known) = (self.pool.index(), self.known());
+        let (index, known) = (self.pool.index(), self.known(seat));
         self.hit.find(index, &self.groups, &self.seats[seat].as_ref().expect("a seat in use").keys[..most], known);
         while let Some(at) = self.first_forged(seat) {
             self.counters.forged_hits += 1;
@@ -422,14 +443,15 @@ impl Scheduler {
         self.block_size.full_blocks(request.num_tokens() - 1 + whole).min(request.keys.len())
     }
 
-    /// What counts for a hit. With `no_evict`, who shares what is not confirmed may lose it, and was not promised blocks of its own.
-    fn known(&self) -> Known {
-        if self.config.queue.no_evict { Known::Published } else { Known::Pending }
+    /// What counts for a hit. Who shares what is not confirmed may lose it, and who was promised its whole need was not promised blocks for
+    /// that.
+    fn known(&self, seat: usize) -> Known {
+        if self.promises_whole(seat) { Known::Published } else { Known::Pending }
     }
 
     /// Finds again, of at most `most` blocks, what every group accepts with `rows` rows behind it.
     fn refit(&mut self, seat: usize, most: usize, rows: usize) {
-        let (index, known) = (self.pool.index(), self.known());
+        let (index, known) = (self.pool.index(), self.known(seat));
         let keys = &self.seats[seat].as_ref().expect("a seat in use").keys[..most];
         self.hit.fit(index, &self.groups, keys, known, rows);
     }

@@ -33,7 +33,7 @@ pub struct Config {
     pub overlap_depth: u32,
     /// Draft tokens that [`propose`](crate::scheduler::Scheduler::propose) may give a sequence for one step; 0 = none.
     pub max_draft_tokens: u32,
-    /// A request preempted this often is taken only when there is no other victim.
+    /// How often a request may be preempted: after that it is admitted only with all that it may ever need, and is no victim.
     pub max_preemptions: u32,
     /// The layers' groups, each with its own tables over the one pool.
     pub groups: Vec<GroupSpec>,

@@ -85,6 +85,7 @@ mod room;
 mod seat_heap;
 mod seat_lane;
 mod seat_order;
+mod secured;
 mod sha256;
 mod siblings;
 mod sight;

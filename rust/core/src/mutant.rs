@@ -210,6 +210,10 @@ mutants! {
     EvictAnyway = "evict_anyway",
     /// An admission leaves nothing free for growth.
     NothingReserved = "nothing_reserved",
+    /// Who was preempted as often as may be comes back like anybody else.
+    WornUnsecured = "worn_unsecured",
+    /// Who was promised all that it may need is a victim like anybody else.
+    SecuredTaken = "secured_taken",
     /// Victims are chosen whatever their class.
     ClassIgnored = "class_ignored",
     /// A waiting request displaces running ones of its own class.

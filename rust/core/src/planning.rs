@@ -66,7 +66,7 @@ impl Scheduler {
             self.note_wait(first, reason);
         }
         self.plan_drafts(&mut budget);
-        let freed = has_preempted || self.ended.len() > ended_before || self.end_deadlock();
+        let freed = has_preempted || self.ended.len() > ended_before || self.end_deadlock() || self.end_securing();
         if let Err(error) = self.check_progress(freed) {
             self.counters.wasted_rows_sum = wasted_before;
             return Err(error);
@@ -354,7 +354,7 @@ impl Scheduler {
                     if at == 0
                         && (self.made_room_for.is_none() || mutant::is_on(Mutant::RoomEndsHighest))
                         && self.flight.oldest().is_none()
-                        && (self.running.len() == 1 || !self.config.queue.no_evict)
+                        && (self.running.len() == 1 || !self.config.queue.no_evict && !self.secures_somebody())
                         && !mutant::leaves_lone_requests() =>
                 {
                     self.stop_running(seat);

@@ -6,9 +6,10 @@
 //! **Starvation.** Each policy bounds the *overtakers* of a request: requests that arrive after it and are admitted before its first
 //! admission. The formula stands at the head of its file; these are left out everywhere: passing while it waits for a prefix that
 //! another one computes (at most as often as its prompt has blocks), and while its own tenant is at its hard quota.
-//! From overtakers follow steps. At most `waiting ahead + overtakers + rows` requests end before it starts, and the highest of
-//! those that run computes a token in every step, so with `n` of them and `L` = `max_model_len` it starts within `n * L` steps of
-//! running without a failed one. A request that was preempted comes back at its old place in the line.
+//! From overtakers follow steps. At most `waiting ahead + overtakers + rows` requests end before it starts, and in every step the highest
+//! of those that run computes a token, or one that is [secured](crate::secured) and for whose blocks it waits; so with `n` of them and
+//! `L` = `max_model_len` it starts within `n * L` steps of running without a failed one. A request that was preempted comes back at its
+//! old place in the line.
 
 mod deadline;
 mod fair;

@@ -176,6 +176,9 @@ impl Scheduler {
         let mut left = wanted;
         for at in (above..self.running.len()).rev() {
             let owner = self.running[at];
+            if !self.may_lose(owner) {
+                continue;
+            }
             let promised = &mut self.seats[owner].as_mut().expect("a seat in use").promised;
             let taken = left.min(*promised);
             *promised -= taken;
@@ -194,11 +197,11 @@ impl Scheduler {
     /// only victims share are not counted, so a growth may wait that could have gone on; the highest rank takes what there is.
     fn suffices_below(&self, seat: usize, wanted: u32) -> bool {
         let rank = self.rank_in_running(seat);
-        if rank == 0 || mutant::is_on(Mutant::PreemptEqual) {
+        if rank == 0 && !self.secures_somebody() || mutant::is_on(Mutant::PreemptEqual) {
             return true;
         }
         let mut missing = wanted as usize;
-        for &below in &self.running[rank + 1..] {
+        for &below in self.running[rank + 1..].iter().filter(|&&below| self.may_lose(below)) {
             let request = self.request(below);
             let blocks = request.tables().flat_map(|table| table.blocks());
             let alone = blocks.filter(|&&block| self.pool.holders(block) == 1 && !self.flight.is_orphan(block));
@@ -210,14 +213,15 @@ impl Scheduler {
         false
     }
 
-    /// The request below `seat` that is cheapest to compute anew; one that was preempted very often only if there is no other.
+    /// The request below `seat` that is cheapest to compute anew.
     fn victim_below(&self, seat: usize) -> Option<usize> {
         let rank = self.rank_in_running(seat);
         if mutant::is_on(Mutant::PreemptEqual) && rank > 0 {
             return Some(self.running[0]);
         }
         // The lowest of equals: its loss delays nobody above it.
-        self.running[rank + 1..].iter().rev().copied().min_by_key(|&seat| self.cost_of(seat))
+        let below = self.running[rank + 1..].iter().rev().copied();
+        below.filter(|&seat| self.may_lose(seat)).min_by_key(|&seat| self.cost_of(seat))
     }
 
     /// The request below `seat` and of the same tenant that goes first as a victim, if all of them together hold `wanted` blocks of its
@@ -230,20 +234,19 @@ impl Scheduler {
         let held = |&other: &usize| {
             if self.asks[other].tenant == self.asks[seat].tenant { self.asks[other].account.held } else { 0 }
         };
-        let below = self.running[rank + 1..].iter().rev().copied();
+        let below = self.running[rank + 1..].iter().rev().copied().filter(|&other| self.may_lose(other));
         let helps = |other: &usize| held(other) > 0 || mutant::is_on(Mutant::TenantVictimInVain);
         let do_suffice = below.clone().map(|other| held(&other)).sum::<u32>() >= wanted;
         let victim = below.filter(helps).min_by_key(|&seat| self.cost_of(seat));
         victim.filter(|_| do_suffice || mutant::is_on(Mutant::TenantVictimInVain))
     }
 
-    /// In which order requests are taken, the smallest first: not tired, of the lowest class, of a tenant above its soft quota, cheap.
+    /// In which order requests are taken, the smallest first: of the lowest class, of a tenant above its soft quota, cheap.
     /// The last part is what giving it up costs: tokens to compute anew. Where blocks can be swapped, their bytes stand here as well.
-    pub(crate) fn cost_of(&self, seat: usize) -> (bool, Reverse<i64>, bool, usize) {
+    pub(crate) fn cost_of(&self, seat: usize) -> (Reverse<i64>, bool, usize) {
         let request = self.request(seat);
-        let is_tired = request.preemptions >= self.config.max_preemptions;
         let class = if mutant::is_on(Mutant::ClassIgnored) { 0 } else { self.asks[seat].rank.class };
-        (is_tired, Reverse(class), !self.is_over_soft(seat), request.computed)
+        (Reverse(class), !self.is_over_soft(seat), request.computed)
     }
 }
 

@@ -149,6 +149,8 @@ pub struct Lists {
     /// Why its prefix was found no further at the first admission.
     pub(crate) miss: Option<Miss>,
     pub(crate) preemptions: u32,
+    /// It was promised all that it may ever need, since it may not be preempted again: see `secured.rs`.
+    pub(crate) secured: bool,
     pub(crate) submitted_us: u64,
     /// Prompt tokens found in the prefix cache at the first admission.
     pub(crate) cached: Option<usize>,
@@ -233,6 +235,7 @@ impl Request {
                 drafts: Vec::new(),
                 promised: 0,
                 preemptions: 0,
+                secured: false,
                 submitted_us: now_us,
                 cached: None,
                 lost_in: u64::MAX,
@@ -560,6 +563,7 @@ impl Request {
         self.computed = 0;
         self.published = 0;
         self.promised = 0;
+        self.secured = false;
         self.lost_in = u64::MAX;
         if std::mem::take(&mut self.is_mixed) {
             self.forget_keys();

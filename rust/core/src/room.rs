@@ -1,7 +1,7 @@
 //! Room for a waiting request of a higher class, at the cost of running ones of lower classes (`preempt_for_waiting`).
 //!
 //! Before: a plan begins, and the request that goes first does not fit. After: if those of strictly lower priority and class that are
-//! not tired hold enough, the cheapest of the lowest class were preempted until it fits, and what it needs is promised to it: the step
+//! not secured hold enough, the cheapest of the lowest class were preempted until it fits, and what it needs is promised to it: the step
 //! admits nobody else. Who runs and ranks above it may still take that room before anybody is preempted.
 
 use crate::mutant::{self, Mutant};
@@ -97,18 +97,16 @@ impl Scheduler {
     fn needed_by(&mut self, seat: usize) -> u32 {
         self.find_hits(seat);
         let hits = self.hit.len();
-        let rest = self.groups.need(hits * self.block_size.tokens(), hits, self.request(seat).num_tokens()) as u32;
-        rest + self.hit.num_free(&self.pool)
+        self.need_from(seat, hits * self.block_size.tokens(), hits) + self.hit.num_free(&self.pool)
     }
 
-    /// Running requests that the one at `seat` may displace: of lower priority as it was asked for and as it has aged, and not tired.
+    /// Running requests that the one at `seat` may displace: of lower priority as it was asked for and as it has aged, and not secured.
     fn victims_for(&self, seat: usize) -> impl Iterator<Item = usize> + '_ {
         let above = self.asks[seat];
         self.running.iter().rev().copied().filter(move |&other| {
             let ask = &self.asks[other];
             let is_lower = ask.rank.class > above.rank.class && ask.turn.priority > above.turn.priority;
-            (is_lower || mutant::is_on(Mutant::RoomFromEquals))
-                && self.request(other).preemptions < self.config.max_preemptions
+            (is_lower || mutant::is_on(Mutant::RoomFromEquals)) && self.may_lose(other)
         })
     }
 

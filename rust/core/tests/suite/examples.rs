@@ -180,17 +180,18 @@ fn preemption_keeps_the_order_of_arrival() -> Checked {
     Ok(())
 }
 
-/// A request that was preempted as often as may be is taken only when there is no other victim.
+/// A request that was preempted as often as may be comes back when all that it may need is free, and is not taken any more.
 #[test]
 fn a_request_that_was_preempted_often_enough_is_spared() -> Checked {
-    for (max_preemptions, expected) in [(16, [2, 2]), (1, [2, 3])] {
+    for (max_preemptions, expected) in [(16, vec![2, 2]), (1, vec![2])] {
         let mut driver = Driver::new(Config { enable_prefix_caching: false, max_preemptions, ..config(8, 4) });
-        // 1 needs a block in step 2 and again in step 6. 4 ends in between, so 2 runs again by then, cheaper than 3.
+        // 1 needs a block in step 2 and again in step 6. 4 ends in between, so 2 runs again by then, unless it waits for its whole need.
         for (family, len, outputs) in [(1, 4, 8), (2, 3, 8), (3, 9, 8), (4, 5, 2)] {
             driver.submit(prompt(family, len), up_to(outputs))?;
         }
         driver.drain()?;
-        assert_eq!(victims(&driver)[..2], expected, "at most {max_preemptions} preemptions");
+        let victims = victims(&driver);
+        assert_eq!(victims[..2.min(victims.len())], expected, "at most {max_preemptions} preemptions");
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 #![cfg_attr(not(feature = "mutants"), allow(dead_code, reason = "what only the tests with planted faults use"))]
 
 mod broken;
+mod default_bounds;
 mod draft_checks;
 mod drafts;
 mod driver;

@@ -142,6 +142,8 @@ rows! {
     evict_anyway: EvictAnyway, ["no_evict", "fork"], limits_of_the_queue::without_eviction_a_fork_that_went_back_waits;
     nothing_reserved: NothingReserved, ["thrash"], limits_of_the_queue::what_grows_is_left_room;
     class_ignored: ClassIgnored, ["victim"], limits_of_the_queue::the_lowest_class_is_preempted_first;
+    worn_unsecured: WornUnsecured, ["preemptions"], limits_of_the_queue::nobody_is_preempted_more_often_than_may_be;
+    secured_taken: SecuredTaken, ["preemptions"], limits_of_the_queue::nobody_is_preempted_more_often_than_may_be;
     room_from_equals: RoomFromEquals, ["rank"], limits_of_the_queue::only_a_higher_class_displaces;
     lane_out_of_order: LaneOutOfOrder, ["A6"], policy_checks::a_low_priority_waits_behind_high_ones;
     no_ageing: NoAgeing, ["order"], policy_checks::a_low_priority_waits_behind_high_ones;
@@ -454,7 +456,7 @@ fn demand_found(row: &Row) {
 }
 
 /// Runs `check` with a planted fault. A panic counts as found, under the name "panic".
-fn under(fault: Mutant, check: impl Fn() -> Checked) -> Checked {
+pub fn under(fault: Mutant, check: impl Fn() -> Checked) -> Checked {
     assert!(mutant::choose(Some(fault.name())));
     let outcome = catch_unwind(AssertUnwindSafe(check));
     assert!(mutant::choose(None));

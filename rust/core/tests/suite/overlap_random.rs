@@ -11,7 +11,7 @@ use crate::seed;
 
 #[test]
 fn every_request_gets_its_cold_answer_at_depth_1_and_2() {
-    let seen = RefCell::new([0; 13]);
+    let seen = RefCell::new([0; 20]);
     let cases = seed::run_cases("overlap_random", 4_000, &scripts(), |script| {
         let world = script.run()?;
         let now = world.seen;
@@ -29,6 +29,13 @@ fn every_request_gets_its_cold_answer_at_depth_1_and_2() {
             now.siblings,
             now.born_under_next,
             now.families_left,
+            now.most_preempted,
+            now.left[0],
+            now.left[1],
+            now.left[2],
+            now.overdue[0],
+            now.overdue[1],
+            now.overdue[2],
         ];
         seen.borrow_mut().iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
         broken::Checked::Ok(())
@@ -36,7 +43,9 @@ fn every_request_gets_its_cold_answer_at_depth_1_and_2() {
     let seen = seen.into_inner();
     eprintln!(
         "{cases} schedules: overlapped, sourced, dropped, stopped late, failed, forked, truncated, preempted, \
-         drafts, right ones, siblings, those under a later step, families that left: {seen:?}"
+         drafts, right ones, siblings, those under a later step, families that left, preempted as often as may be, ended while they \
+         waited, ran, were in a step, time over while they waited, ran, were in a step: {seen:?}"
     );
-    assert!(seen.iter().all(|&count| count >= u64::from(cases) / 500), "schedules must meet everything: {seen:?}");
+    // The rarest comes in every 300th schedule: in few schedules nothing is asked for.
+    assert!(seen.iter().all(|&count| count >= u64::from(cases) / 1000), "schedules must meet everything: {seen:?}");
 }

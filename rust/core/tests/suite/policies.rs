@@ -45,6 +45,9 @@ limits! {
     what_grows_is_left_room
     the_lowest_class_is_preempted_first
     only_a_higher_class_displaces
+    nobody_is_preempted_more_often_than_may_be
+    without_preemptions_what_may_outgrow_the_pool_runs_alone
+    a_quota_bounds_what_a_request_is_secured
     who_goes_first_waits_while_room_is_kept
     without_eviction_a_fork_makes_nobody_wait
     without_eviction_a_debt_waits_for_its_quota

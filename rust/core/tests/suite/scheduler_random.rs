@@ -22,7 +22,8 @@ fn every_request_gets_its_cold_answer_whatever_happens_around_it() {
     });
     let seen = seen.into_inner();
     eprintln!("{cases} schedules met {seen:?}");
-    let is_rare = |&(_, &count): &(&&str, &u64)| count < u64::from(cases) / 500;
+    // The rarest comes in every 300th schedule: in few schedules nothing is asked for.
+    let is_rare = |&(_, &count): &(&&str, &u64)| count < u64::from(cases) / 1000;
     assert_eq!(seen.iter().find(is_rare), None, "schedules must meet everything: {seen:?}");
 }
 
@@ -72,6 +73,13 @@ fn count(driver: &Driver, seen: &mut BTreeMap<&str, u64>) {
         ("expired", rare.expired as u64),
         ("deadlines", rare.deadlines as u64),
         ("queue_deadlines", rare.queue_deadlines as u64),
+        ("overdue_running", rare.overdue_running as u64),
+        ("left_waiting", rare.left_waiting as u64),
+        ("left_running", rare.left_running as u64),
+        ("most_preempted", rare.most_preempted as u64),
+        ("chunks", driver.plans.iter().map(|plan| plan.num_chunks_without_sample() as u64).sum()),
+        (driver.scheduler.config().queue.policy.name(), counters.finished),
+        ("no_evict", u64::from(driver.scheduler.config().queue.no_evict) * counters.finished),
         ("passes", rare.passes as u64),
         ("rooms", rare.rooms as u64),
         ("full", rare.full as u64),

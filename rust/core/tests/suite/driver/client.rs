@@ -40,6 +40,8 @@ pub struct Client {
     /// Prompt tokens found in the prefix cache at the first admission.
     pub cached: Option<usize>,
     pub preemptions: u32,
+    /// Forks, second sequences and truncations that it was a part of: each may cost it one preemption more than it may have.
+    pub costs: u32,
     pub asked: Asked<'static>,
     /// Tokens that it had when it began to wait.
     pub queued: usize,

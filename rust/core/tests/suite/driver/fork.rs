@@ -41,7 +41,9 @@ impl Driver {
                 child.drafts.clear();
                 child.siblings = 0;
                 child.answer = self.answer_of(&child);
-                self.clients.get_mut(&parent).expect("a known request").may_copy = true;
+                child.costs = 1;
+                let parent = self.clients.get_mut(&parent).expect("a known request");
+                (parent.may_copy, parent.costs) = (true, parent.costs + 1);
                 self.clients.insert(id, child);
                 self.expected.forks += 1;
                 self.seen.forked += 1;
@@ -85,6 +87,7 @@ impl Driver {
             client.keys.truncate(num_tokens / self.block_size());
             client.drafts.clear();
             (client.computed, client.granted, client.may_copy) = (rows, rows, true);
+            client.costs += 1;
             client.answer = self.answer_of(&client);
             self.clients.insert(id, client);
             self.seen.truncated += 1;

@@ -52,9 +52,16 @@ pub struct Seen {
     pub put_back: usize,
     /// Requests that ended while a step ran them.
     pub ended_in_flight: usize,
+    /// Requests that a caller ended while they waited, and while they ran and no step was in flight.
+    pub left_waiting: usize,
+    pub left_running: usize,
+    /// Requests whose time was over while they ran.
+    pub overdue_running: usize,
     /// Waiting requests that a lower one passed, because their next block was being computed.
     pub passed_over: usize,
     pub ended_for_capacity: usize,
+    /// Requests that were preempted as often as they may be.
+    pub most_preempted: usize,
     /// Running requests that got no token in a plan.
     pub skipped: usize,
     /// Entries of tables that became null, or were from the start of a hit on.
@@ -267,8 +274,8 @@ impl Driver {
         }
         let live = self.live().map(|client| 1 + client.siblings as usize).sum::<usize>();
         let longest = self.live().map(Client::most_tokens).max().unwrap_or(0);
-        // The running request of highest rank brings a row in every step and is never a victim, so a request that waits at the head
-        // starts after at most `live` others have ended.
+        // The running request of highest rank, or one that it waits for and nobody may preempt, brings a row in every step and is never
+        // a victim, so a request that waits at the head starts after at most `live` others have ended.
         let bound = live * (live + 1) * longest + 1;
         for _ in 0..bound {
             if self.live().next().is_none() {
@@ -329,6 +336,7 @@ impl Driver {
             granted: 0,
             cached: None,
             preemptions: 0,
+            costs: 0,
             asked: Asked::default(),
             queued: prompt.len(),
             rank: Rank { class: 0, arrival: id },
@@ -345,6 +353,9 @@ impl Driver {
         let was_live = self.clients.get(&id).is_some_and(Client::is_live);
         ensure(did_end == was_live, "leave", || format!("request {id} lives: {was_live}; ending it says {did_end}"))?;
         if did_end {
+            let is_waiting = self.clients[&id].is_waiting();
+            self.seen.left_waiting += usize::from(is_waiting);
+            self.seen.left_running += usize::from(!is_waiting && self.step.is_none());
             self.lose_writer(id);
             self.mark_ended(id, end as i64);
         }

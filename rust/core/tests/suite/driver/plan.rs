@@ -75,6 +75,11 @@ impl Plan {
         self.query_starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect()
     }
 
+    /// Sequences whose prompt goes on in a later step.
+    pub fn num_chunks_without_sample(&self) -> usize {
+        self.query_starts[1..].iter().filter(|&&end| !self.sample_rows.contains(&(end - 1))).count()
+    }
+
     /// Whether there is nothing for the model to do.
     pub fn is_empty(&self) -> bool {
         self.seq_slots.is_empty()

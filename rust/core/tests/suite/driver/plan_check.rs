@@ -155,8 +155,16 @@ impl Driver {
                 };
                 self.config().queue.preempt_for_waiting && self.clients.values().any(is_higher)
             };
-            ensure(before.running.iter().any(is_taker) || is_displaced(), "rank", || {
+            let most = self.config().max_preemptions;
+            let (preemptions, costs) = (self.clients[&victim].preemptions, self.clients[&victim].costs);
+            let gives_way = plan.is_empty() && preemptions > most;
+            ensure(before.running.iter().any(is_taker) || is_displaced() || gives_way, "rank", || {
                 format!("request {victim} is preempted, and nobody above it grew")
+            })?;
+            self.seen.most_preempted += usize::from(preemptions == most);
+            let bound = most + costs + self.seen.pinned as u32;
+            ensure(preemptions <= bound, "preemptions", || {
+                format!("request {victim} is preempted {preemptions} times, at most {bound}")
             })?;
         }
         ensure(plan.preempted.is_empty() || !self.config().queue.no_evict, "no_evict", || {
@@ -242,9 +250,10 @@ impl Driver {
             let goes_later = |&&(id, _): &&(u64, i32)| self.goes_before(passed, &self.clients[&id]);
             let by = plan.admitted.iter().filter(goes_later).count() as u32;
             if by > 0 {
-                // With `no_evict` it waits for every block that is being computed.
-                let is_in_flight = self.config().enable_prefix_caching
-                    && (self.next_block_is_planned(passed, plan) || self.config().queue.no_evict);
+                // With `no_evict`, or if it may not be preempted again, it waits for every block that is being computed.
+                let needs_all = self.config().queue.no_evict || passed.preemptions >= self.config().max_preemptions;
+                let is_in_flight =
+                    self.config().enable_prefix_caching && (needs_all || self.next_block_is_planned(passed, plan));
                 passes.push((passed.id, by, is_in_flight));
             }
         }

@@ -45,6 +45,7 @@ impl Driver {
     pub(super) fn bear(&mut self, entry: &Entry, given: &[Option<u32>]) -> Checked<Vec<(u64, i64)>> {
         let mut ended = Vec::new();
         let parent = self.clients.get_mut(&entry.id).expect("a known request");
+        parent.costs += parent.siblings;
         (parent.siblings, parent.may_copy, parent.granted) = (0, true, parent.granted.max(parent.computed));
         let parent = parent.clone();
         for (id, token) in (entry.id..).zip(given).skip(1) {

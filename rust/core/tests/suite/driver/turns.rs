@@ -75,6 +75,7 @@ impl Driver {
         let count = ids.len();
         for id in ids {
             let client = &self.clients[&id];
+            self.seen.overdue_running += usize::from(client.is_running());
             let was_refused = client.cached.is_none() && client.asked.turn.queue_deadline_us <= now_us;
             self.seen.deadlines += usize::from(!was_refused);
             self.seen.queue_deadlines += usize::from(was_refused);

@@ -250,6 +250,58 @@ pub fn what_grows_is_left_room() -> Checked {
     ensure(preemptions == 0, "thrash", || format!("{preemptions} preemptions"))
 }
 
+/// Requests of a better class come all the time and outgrow the pool. One that was preempted twice comes back when its whole need is free,
+/// and then they wait for it.
+pub fn nobody_is_preempted_more_often_than_may_be() -> Checked {
+    let queue = QueueRules {
+        policy: PolicyKind::Priority,
+        ageing_us: 1 << 50,
+        estimate_growth: false,
+        ..QueueRules::default()
+    };
+    let mut driver = Driver::new(Config { max_preemptions: 2, ..rows(9, 3, queue) });
+    let of = |priority| Asked { turn: Turn { priority, ..Turn::default() }, ..Asked::default() };
+    let low = ask(&mut driver, prompt(900, 5), 15, of(1))?;
+    for i in 0..90 {
+        if i > 0 && driver.live().count() < 3 {
+            ask(&mut driver, prompt(i, 3), 16, of(0))?;
+        }
+        driver.run_step()?;
+    }
+    driver.drain()?;
+    let preemptions = driver.clients[&low].preemptions;
+    ensure(preemptions == 2, "preemptions", || format!("{preemptions} times, not as often as may be"))
+}
+
+/// Nobody may be preempted, and each of three may outgrow the pool by far: they go one after another, with all that there is.
+pub fn without_preemptions_what_may_outgrow_the_pool_runs_alone() -> Checked {
+    let mut driver = Driver::new(Config { max_preemptions: 0, ..rows(7, 3, QueueRules::default()) });
+    for (family, outputs) in [(1, 60), (2, 40), (3, 6)] {
+        ask(&mut driver, prompt(family, 5), outputs, Asked::default())?;
+    }
+    driver.run_step()?;
+    let running = driver.scheduler.num_running();
+    driver.drain()?;
+    let (preemptions, ended) = (driver.scheduler.counters().preemptions, driver.seen.ended_for_capacity);
+    ensure((running, preemptions, ended) == (1, 0, 2), "preemptions", || {
+        format!("{running} run at first, {preemptions} preemptions, {ended} end for want of memory")
+    })
+}
+
+/// A tenant may hold 3 blocks of 4 rows, and its request may need more. Preempted as often as may be, it comes back with what its quota
+/// leaves it.
+pub fn a_quota_bounds_what_a_request_is_secured() -> Checked {
+    let queue = with_tenant("small", TenantRules { hard_blocks: 3, ..TenantRules::default() });
+    let mut driver = Driver::new(Config { max_preemptions: 0, ..rows(9, 3, queue) });
+    let small = ask(&mut driver, prompt(1, 5), 30, of_tenant("small"))?;
+    let other = ask(&mut driver, prompt(2, 5), 12, Asked::default())?;
+    driver.run_step()?;
+    let running = driver.scheduler.num_running();
+    driver.drain()?;
+    let outputs = [small, other].map(|id| driver.clients[&id].outputs().len());
+    ensure((running, outputs) == (2, [8, 12]), "quota", || format!("{running} run at first, {outputs:?} outputs"))
+}
+
 /// The one of lower priority holds more, and is the victim all the same.
 pub fn the_lowest_class_is_preempted_first() -> Checked {
     let queue = QueueRules { policy: PolicyKind::Priority, estimate_growth: false, ..QueueRules::default() };

@@ -13,7 +13,7 @@ use blocktable_core::error::Error;
 use blocktable_core::ids::{RequestId, StepId};
 use blocktable_core::plan::PlanMemory;
 use blocktable_core::prefix_index::KeyState;
-use blocktable_core::rank::Asked;
+use blocktable_core::rank::{Asked, Turn};
 use blocktable_core::request::{End, Limits};
 use blocktable_core::scheduler::Scheduler;
 
@@ -37,6 +37,19 @@ pub struct Client {
     family: Option<u64>,
     /// Its row, as plans told it.
     row: Option<i32>,
+    turn: Turn,
+    was_admitted: bool,
+    preemptions: u32,
+    /// Forks, second sequences and truncations that it was a part of.
+    costs: u32,
+}
+
+/// Where a request is when it ends from outside, or its time is over.
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Waiting,
+    Idle,
+    InFlight,
 }
 
 /// A plan in flight, and the tables that it was given.
@@ -63,6 +76,11 @@ pub struct Seen {
     pub born_under_next: u64,
     /// Requests of several sequences that were ended as one.
     pub families_left: u64,
+    /// Requests that were ended from outside, and those whose time was over: while they waited, ran and were in no step, were in a step.
+    pub left: [u64; 3],
+    pub overdue: [u64; 3],
+    /// Requests that were preempted as often as they may be.
+    pub most_preempted: u64,
 }
 
 /// The scheduler, its device, and its caller's books.
@@ -78,6 +96,8 @@ pub struct World {
     past: Vec<Vec<u32>>,
     pub seen: Seen,
     salts: u64,
+    /// One more with every plan.
+    now_us: u64,
 }
 
 impl World {
@@ -94,6 +114,7 @@ impl World {
             past: Vec::new(),
             seen: Seen::default(),
             salts: 0,
+            now_us: 0,
             scheduler,
         }
     }
@@ -107,21 +128,46 @@ impl World {
 
     /// Queues a request; none if it is refused.
     pub fn submit(&mut self, tokens: Vec<u32>, limits: Limits) -> Checked<Option<u64>> {
-        self.submit_several(tokens, limits, 0)
+        self.submit_several(tokens, limits, 0, Turn::default())
     }
 
     /// The same for one of several sequences: the first, and `siblings` beside it.
-    pub fn submit_several(&mut self, tokens: Vec<u32>, limits: Limits, siblings: u32) -> Checked<Option<u64>> {
+    pub fn submit_several(
+        &mut self,
+        tokens: Vec<u32>,
+        limits: Limits,
+        siblings: u32,
+        turn: Turn,
+    ) -> Checked<Option<u64>> {
         let prompt = self.scheduler.prompt(tokens.clone(), Identity::of(Domain::Deployment)).expect("a plain prompt");
-        let asked = Asked { siblings, ..Asked::default() };
-        let result = self.scheduler.submit_as(prompt, limits.clone(), asked, 0);
+        let asked = Asked { siblings, turn, ..Asked::default() };
+        let result = self.scheduler.submit_as(prompt, limits.clone(), asked, self.now_us);
         self.settle()?;
         let Ok(RequestId(id)) = result else { return Ok(None) };
         let (answer, prompt_len) = (self.answer(&tokens, tokens.len(), 0, &limits), tokens.len());
         let family = (siblings > 0).then_some(id);
-        let client = Client { tokens, prompt_len, limits, salt: 0, answer, ended: None, siblings, family, row: None };
+        let client = Client {
+            tokens,
+            prompt_len,
+            limits,
+            salt: 0,
+            answer,
+            ended: None,
+            siblings,
+            family,
+            row: None,
+            turn,
+            was_admitted: false,
+            preemptions: 0,
+            costs: siblings,
+        };
         self.clients.insert(id, client);
         Ok(Some(id))
+    }
+
+    /// The caller's clock: one more with every plan.
+    pub fn now_us(&self) -> u64 {
+        self.now_us
     }
 
     /// Steps in flight.
@@ -137,7 +183,8 @@ impl World {
         let which = (self.scheduler.steps() % 2) as usize;
         let wasted = self.scheduler.counters().wasted_rows_sum;
         let (staging, tables) = &mut self.memories[which];
-        let result = self.scheduler.plan(0, PlanMemory { staging, tables });
+        self.now_us += 1;
+        let result = self.scheduler.plan(self.now_us, PlanMemory { staging, tables });
         if is_refused {
             let expected = Some(Error::StepInFlight { step: StepId(oldest.expect("a step")) });
             let error = result.err();
@@ -147,18 +194,25 @@ impl World {
         }
         let sizes = result.or_else(|error| broken("plan", error.to_string()))?;
         let plan = Plan::read(&sizes, self.scheduler.layout(), &self.memories[which].0);
+        self.end_overdue();
         for &(id, code) in &plan.ended {
             let client = self.clients.get_mut(&id).expect("a known request");
-            if client.ended.is_none() {
-                ensure(code == End::Capacity as i64, "ends", || format!("request {id} ends with {code} in a plan"))?;
-                client.ended = Some(code);
-            }
+            let due = *client.ended.get_or_insert(End::Capacity as i64);
+            ensure(code == due, "ends", || format!("a plan tells that request {id} ended with {code}, not {due}"))?;
         }
+        let most = self.scheduler.config().max_preemptions;
         for id in &plan.preempted {
-            self.clients.get_mut(id).expect("a known request").row = None;
+            let client = self.clients.get_mut(id).expect("a known request");
+            (client.row, client.preemptions) = (None, client.preemptions + 1);
+            let (times, bound) = (client.preemptions, most + client.costs);
+            self.seen.most_preempted += u64::from(times == most);
+            ensure(times <= bound, "preemptions", || {
+                format!("request {id} is preempted {times} times, at most {bound}")
+            })?;
         }
         for &(id, row) in &plan.admitted {
-            self.clients.get_mut(&id).expect("a known request").row = Some(row);
+            let client = self.clients.get_mut(&id).expect("a known request");
+            (client.row, client.was_admitted) = (Some(row), true);
         }
         let drafted = plan.sample_requests.windows(2).filter(|two| two[0] == two[1]).count() as u64;
         self.seen.drafted += drafted;
@@ -179,6 +233,28 @@ impl World {
         Ok(runs)
     }
 
+    /// A plan was made: whose time was over ended with it.
+    fn end_overdue(&mut self) {
+        let now_us = self.now_us;
+        let code = |client: &Client| {
+            let is_refused = !client.was_admitted && client.turn.queue_deadline_us <= now_us;
+            let is_expired = client.turn.deadline_us <= now_us;
+            is_refused.then_some(End::Refused).or(is_expired.then_some(End::Expired))
+        };
+        let live = self.clients.iter().filter(|(_, client)| client.ended.is_none());
+        let overdue: Vec<(u64, End)> = live.filter_map(|(&id, client)| code(client).map(|code| (id, code))).collect();
+        for (id, code) in overdue {
+            self.seen.overdue[self.state_of(id) as usize] += 1;
+            self.clients.get_mut(&id).expect("a known request").ended = Some(code as i64);
+        }
+    }
+
+    fn state_of(&self, id: u64) -> State {
+        let Some(row) = self.clients[&id].row else { return State::Waiting };
+        let runs = |step: &Step| step.plan.seq_slots.contains(&row);
+        if self.steps.iter().any(runs) { State::InFlight } else { State::Idle }
+    }
+
     /// Runs the oldest step in flight and commits it. Sample i gets no token if bit i of `withheld` is set.
     pub fn commit(&mut self, withheld: u32) -> Checked {
         let Some(step) = self.steps.pop_front() else { return Ok(()) };
@@ -193,7 +269,7 @@ impl World {
         }
         self.seen.withheld += given.iter().filter(|&&given| !given).count() as u64;
         let mut committed = Committed::default();
-        let result = self.scheduler.commit(StepId(plan.step), &tokens, &starts, 0, &mut committed);
+        let result = self.scheduler.commit(StepId(plan.step), &tokens, &starts, self.now_us, &mut committed);
         result.or_else(|error| broken("commit", error.to_string()))?;
         let mut ended = Vec::new();
         let is_lost = |sample: usize| !given[sample] || committed.dropped.contains(&(sample as i32));
@@ -254,7 +330,7 @@ impl World {
         let parent = parent.clone();
         let salt = salt_of(id);
         let answer = self.answer(&parent.tokens, parent.prompt_len, salt, &parent.limits);
-        self.clients.insert(id, Client { salt, answer, siblings: 0, row: None, ..parent });
+        self.clients.insert(id, Client { salt, answer, siblings: 0, row: None, preemptions: 0, ..parent });
         self.seen.siblings += 1;
         self.seen.born_under_next += u64::from(!self.steps.is_empty());
         Ok(())
@@ -298,6 +374,9 @@ impl World {
     /// Ends a request from outside, as aborted or as finished.
     pub fn leave(&mut self, id: u64, is_finished: bool) -> Checked {
         let is_of_it = |other: u64, client: &Client| other == id || (!is_finished && client.family == Some(id));
+        if self.clients.get(&id).is_some_and(|client| client.ended.is_none()) {
+            self.seen.left[self.state_of(id) as usize] += 1;
+        }
         let left = if is_finished { self.scheduler.finish(RequestId(id)) } else { self.scheduler.abort(RequestId(id)) };
         let code = if is_finished { End::Stop } else { End::Aborted } as i64;
         let live =
@@ -324,14 +403,16 @@ impl World {
         };
         let outputs = (client.tokens.len() - client.prompt_len) as u32;
         let limits = Limits { max_tokens: outputs + more, ..Limits::default() };
-        let result = self.scheduler.fork(RequestId(parent), limits.clone(), 0);
+        let result = self.scheduler.fork(RequestId(parent), limits.clone(), self.now_us);
         self.settle()?;
         let Ok(id) = result else { return Ok(None) };
         self.salts += 1;
         let (salt, prompt_len) = (self.salts, client.prompt_len);
         let answer = self.answer(&client.tokens, prompt_len, salt, &limits);
-        let child = Client { prompt_len, limits, salt, answer, siblings: 0, row: None, ..client };
+        let child =
+            Client { prompt_len, limits, salt, answer, siblings: 0, row: None, preemptions: 0, costs: 1, ..client };
         self.clients.insert(id.0, child);
+        self.clients.get_mut(&parent).expect("a known request").costs += 1;
         self.seen.forked += 1;
         Ok(Some(id.0))
     }
@@ -347,7 +428,8 @@ impl World {
         let tokens = client.tokens[..len].to_vec();
         let prompt_len = client.prompt_len.min(len);
         let answer = self.answer(&tokens, prompt_len, client.salt, &client.limits);
-        self.clients.insert(id, Client { tokens, prompt_len, answer, ..client });
+        let costs = client.costs + 1;
+        self.clients.insert(id, Client { tokens, prompt_len, answer, costs, ..client });
         self.seen.truncated += 1;
         self.settle()
     }

@@ -10,6 +10,7 @@ use blocktable_core::config::Config;
 use blocktable_core::group::GroupSpec;
 use blocktable_core::policy::PolicyKind;
 use blocktable_core::queue_rules::QueueRules;
+use blocktable_core::rank::Turn;
 use blocktable_core::request::Limits;
 
 use crate::broken::Checked;
@@ -30,6 +31,8 @@ pub enum Call {
         times: usize,
         /// Sequences beside the first.
         siblings: u32,
+        /// In how many plans its time is over, and the time until its first admission.
+        due: [Option<u64>; 2],
     },
     Plan,
     Commit {
@@ -101,10 +104,11 @@ fn calls() -> impl Strategy<Value = Call> {
     let lens = (0..20_usize, prop_oneof![2 => 0..3_usize, 1 => 0..12_usize]);
     let times = (prop_oneof![2 => Just(1), 1 => 2..=3_usize], prop_oneof![3 => Just(0), 1 => 1..=3_u32]);
     let ends = (1..14_u32, proptest::option::weighted(0.4, 0..8_usize));
-    let submit =
-        (0..2_u32, lens, ends, times).prop_map(|(family, (len, own), (max_tokens, stop_at), (times, siblings))| {
-            Call::Submit { family, len, own, max_tokens, stop_at, times, siblings }
-        });
+    let due = || proptest::option::weighted(0.15, 1..25_u64);
+    let submit = (0..2_u32, lens, ends, times, [due(), due()]).prop_map(|(family, lens, ends, times, due)| {
+        let ((len, own), (max_tokens, stop_at), (times, siblings)) = (lens, ends, times);
+        Call::Submit { family, len, own, max_tokens, stop_at, times, siblings, due }
+    });
     prop_oneof![
         6 => submit,
         18 => Just(Call::Plan),
@@ -138,7 +142,7 @@ impl Script {
 fn play(world: &mut World, ever: &mut Vec<u64>, call: &Call) -> Checked {
     let pick = |number: usize| ever.get(number % (ever.len() + 1)).copied().unwrap_or(1_000_000);
     match *call {
-        Call::Submit { family, len, own, max_tokens, stop_at, times, siblings } => {
+        Call::Submit { family, len, own, max_tokens, stop_at, times, siblings, due } => {
             let longest = world.scheduler.config().max_model_len as usize - 1;
             let mut prompt: Vec<u32> = (0..len as u32).map(|i| (7 * i + 31 * family) % VOCAB).collect();
             prompt.extend((0..own as u32).map(|i| (5 * i + 3) % VOCAB));
@@ -147,8 +151,11 @@ fn play(world: &mut World, ever: &mut Vec<u64>, call: &Call) -> Checked {
             let mut limits = Limits { max_tokens, ..Limits::default() };
             let answer = world.answer(&prompt, prompt.len(), 0, &limits);
             limits.stop_tokens.extend(stop_at.and_then(|at| answer.outputs.get(at)));
+            let [deadline_us, queue_deadline_us] =
+                due.map(|plans| plans.map_or(u64::MAX, |plans| world.now_us() + plans));
+            let turn = Turn { priority: 0, deadline_us, queue_deadline_us };
             for _ in 0..times {
-                let id = world.submit_several(prompt.clone(), limits.clone(), siblings)?;
+                let id = world.submit_several(prompt.clone(), limits.clone(), siblings, turn)?;
                 ever.extend(id.into_iter().flat_map(|id| id..=id + u64::from(siblings)));
             }
             Ok(())

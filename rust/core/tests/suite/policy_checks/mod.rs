@@ -45,16 +45,35 @@ fn overtakers(
     stream: impl Fn(u64) -> Asked<'static>,
     of_stream: impl Fn(u32) -> Vec<u32>,
 ) -> Checked<usize> {
-    let mut driver = Driver::new(config(queue));
+    overtakers_of(&mut Driver::new(config(queue)), Rounds { most: 100, pause_us: 0 }, asked, stream, of_stream)
+}
+
+/// How long a stream is watched.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounds {
+    pub most: u32,
+    /// Time that passes before each of them.
+    pub pause_us: u64,
+}
+
+/// The same on a driver of one row, for so many rounds.
+pub fn overtakers_of(
+    driver: &mut Driver,
+    rounds: Rounds,
+    asked: Asked<'static>,
+    stream: impl Fn(u64) -> Asked<'static>,
+    of_stream: impl Fn(u32) -> Vec<u32>,
+) -> Checked<usize> {
     for i in 0..3 {
         let says = stream(driver.now_us() + 7);
-        ask(&mut driver, of_stream(i), 1, says)?;
+        ask(driver, of_stream(i), 1, says)?;
     }
-    let waits = ask(&mut driver, prompt(900, 9), 1, asked)?;
+    let waits = ask(driver, prompt(900, 9), 1, asked)?;
     let mut later = Vec::new();
-    for i in 3..103 {
+    for i in 3..3 + rounds.most {
+        driver.wait(rounds.pause_us);
         let says = stream(driver.now_us() + 7);
-        later.push(ask(&mut driver, of_stream(i), 1, says)?);
+        later.push(ask(driver, of_stream(i), 1, says)?);
         driver.run_step()?;
         if !driver.clients[&waits].is_waiting() {
             break;
@@ -65,7 +84,7 @@ fn overtakers(
     Ok(count)
 }
 
-fn within(count: usize, least: usize, most: usize) -> Checked {
+pub fn within(count: usize, least: usize, most: usize) -> Checked {
     ensure((least..=most).contains(&count), "starvation", || format!("{count} overtakers, must be {least}..={most}"))
 }
 
