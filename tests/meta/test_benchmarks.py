@@ -1,6 +1,8 @@
 """The benchmarks print the promised keys, and time nothing whose answer is wrong. No figure is tested: it is a machine's."""
 
 import json
+import os
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +15,7 @@ from blocktable.bench import NAMES, clock, episode, load, prefix, row
 from blocktable.bench import hash as hash_bench
 from blocktable.cli.command import main
 
+ROOT = Path(__file__).resolve().parents[2]
 QUANTILES = ("p50", "p99", "p999", "p9999", "max")
 KEYS = {
     "pool": ["batch", "blocks", "threads", "content", "impl", "ns_per_block", "init_ms", "first_pass_ms", "bytes_per_block"],
@@ -27,6 +30,7 @@ KEYS = {
     "replay": [
         "trace", "requests_per_s", "hit_rate", "preemptions", "kv_waste",
         *(f"step_us_{label}" for label in ("p50", "p99", "p999", "max")),
+        "gc_objects_per_step", "allocs_per_step",
     ],
     "generate": [
         "model", "dtype", "requests", "prompt", "output",
@@ -43,6 +47,17 @@ def bench(capsys, *arguments: str) -> list[dict[str, object]]:
     """Rows of `blocktable bench …`, which must succeed."""
     assert main(["bench", *arguments, "--json"]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_mixed_load_has_everything_in_it(capsys):
+    """Hits, chunks, preemptions, and more requests than run at once; reported like a recorded one."""
+    (row_,) = bench(capsys, "replay", "--mixed", "1500")
+    assert row_["trace"] == "mixed"
+    assert row_["hit_rate"] > 0.3
+    assert row_["preemptions"] > 0
+    assert row_["gc_objects_per_step"] == 0
+    for quantile in ("p50", "p99", "p999", "max"):
+        assert row_[f"step_us_{quantile}"] > 0
 
 
 def test_every_benchmark_has_its_keys_written_down():
@@ -105,6 +120,63 @@ def test_the_time_of_each_step_can_be_kept(capsys, tmp_path):
     for row_, one in zip(rows, kept):
         assert len(one["step_ns"]) == 70
         assert clock.quantiles_us("step", one["step_ns"])["step_us_p50"] == row_["step_us_p50"]
+
+
+def test_long_rows_begin_anew_only_when_the_pool_is_used_up(capsys, monkeypatch):
+    """2,000 blocks hold two sequences of 8,192 tokens: one beginning for 1,000 steps, where else there would be four."""
+    begun = []
+    begin = episode.Episode._begin
+
+    def counted(self: episode.Episode) -> Scheduler:
+        begun.append(self)
+        return begin(self)
+
+    monkeypatch.setattr(episode.Episode, "_begin", counted)
+    for options, beginnings in (((), 1 + 4 + 1), (("--long",), 1 + 1 + 1)):  # to check, to time, to count
+        begun.clear()
+        (row_,) = bench(capsys, "scheduler", "--running", "2", "--blocks", "2k", "--steps", "1000", *options)
+        assert row_["steps"] == 1000
+        assert len(begun) == beginnings
+
+
+FAKE_VLLM = """
+class Plan:
+    def __init__(self, tokens):
+        self.num_scheduled_tokens = tokens
+        self.total_num_scheduled_tokens = sum(tokens.values())
+
+class Scheduler:
+    def schedule(self, tokens):
+        return Plan(tokens)
+
+    def update_from_output(self, plan):
+        sum(range(20_000))
+"""
+PEER_SCRIPT = """
+import sys
+from vllm.v1.core.sched.scheduler import Scheduler
+
+scheduler = Scheduler()
+for tokens in ({"a": 9, "b": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1}, {"b": 1}, {}):
+    scheduler.update_from_output(scheduler.schedule(tokens))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_steps_of_a_peer_are_timed_from_outside(code, tmp_path):
+    """Only those in which all that run get one token; also of a script that fails."""
+    package = tmp_path / "vllm" / "v1" / "core" / "sched"
+    package.mkdir(parents=True)
+    (package / "scheduler.py").write_text(FAKE_VLLM)
+    (tmp_path / "script.py").write_text(PEER_SCRIPT)
+    target = tmp_path / "steps.jsonl"
+    command = [sys.executable, str(ROOT / "docs" / "peer_step_times.py"), str(target), str(tmp_path / "script.py"), str(code)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False, timeout=60)
+    assert done.returncode == code
+    times = json.loads(target.read_text())["step_ns"]
+    assert len(times) == 2
+    assert min(times) > 50_000  # nanoseconds to sum 20,000 numbers
 
 
 def test_a_quantile_with_too_few_steps_behind_it_is_null():

@@ -26,6 +26,8 @@ EXPIRIES = 100
 """Requests whose queue deadline passes in each step of `expiries`, as many as arrive."""
 TENANTS = 16
 """Requests belong to so many in turn; only policy fair looks at it."""
+LONGEST = 8192
+"""Tokens of the longest request: an episode of steady steps ends before its requests have more."""
 HEAD = "head"
 """Tenant of the request that is retried."""
 
@@ -56,10 +58,12 @@ class Timing:
 class Episode:
     """A scheduler in the middle of its decode steps."""
 
-    def __init__(self, case: Case, *, num_blocks: int, rng: np.random.Generator) -> None:
+    def __init__(self, case: Case, *, num_blocks: int, rng: np.random.Generator, is_long: bool = False) -> None:
+        """`is_long`: what runs is begun anew as rarely as the pool allows."""
         self.case = case
         self.num_blocks = num_blocks
         self._rng = rng
+        self._is_long = is_long
         self._rows = max(case.running, LEAST_ROWS_TO_AGE) if case.pool == "aged" and case.waiting == 0 else case.running
         self._answers = Answers.of(self._rows + 1, rng)
         self._lasts = self._length()
@@ -207,7 +211,7 @@ class Episode:
             num_blocks=self.num_blocks,
             block_size=BLOCK_SIZE,
             vocab_size=VOCAB_SIZE,
-            max_model_len=max(8192, head, PROMPT + 2 * case.running + 64),
+            max_model_len=max(LONGEST, head, PROMPT + 2 * case.running + 64),
             max_num_seqs=self._rows,
             # All prompts in one step, so that phases are as named; with 8,192 sequences in two.
             max_num_batched_tokens=min(1 << 22, self._rows * (PROMPT + BLOCK_SIZE)),
@@ -275,7 +279,10 @@ class Episode:
             return 64
         if self.case.case == "turnover":  # a fresh pool stays fresh while it hands out blocks that were never used
             return max(64, min(8192, self.num_blocks // (2 * (self.case.running // BLOCK_SIZE + PROMPT // BLOCK_SIZE + 4))))
-        return 256
+        if not self._is_long or self.case.case != "steady":
+            return 256
+        rows = min(LONGEST, (self.num_blocks // self._rows - 1) * BLOCK_SIZE)
+        return max(256, rows - (PROMPT + BLOCK_SIZE) - WARM_UP - 8)
 
     def _tight_pool(self) -> int:
         """Blocks for what runs and what it grows by; the head asks for one more than are left."""

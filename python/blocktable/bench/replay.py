@@ -23,21 +23,28 @@ from .load import BLOCK_SIZE, VOCAB_SIZE, Answers
 from .row import Row, check
 from .traces import Arrival, Tokens, read_trace
 
-SUMMARY = """Replay a recorded workload through the scheduler on a virtual clock: requests/s of its time, hits, waste, tail.
+SUMMARY = """Replay a workload through the scheduler on a virtual clock: requests/s of its time, hits, waste, tail.
 
 A step lasts --step-ms of the virtual clock, whatever it holds; arrivals come --speed times as fast as they were recorded.
 Times are CPU time of the thread, over all steps that ran something. requests_per_s is what one core could schedule: requests
 over the CPU time of all submits, plans and commits. hit_rate is prompt tokens found in the cache over all prompt tokens,
 kv_waste the share of taken rows that hold no token, weighted over steps. A request whose prompt and output exceed --max-len,
-or which can never fit, is left out and counted; one that outgrows the whole pool ends for want of capacity and is counted."""
+or which can never fit, is left out and counted; one that outgrows the whole pool ends for want of capacity and is counted.
+
+--mixed N makes up a workload of N requests: prompts with one of 32 shared beginnings, in chunks, on a pool that is too small
+for all that come, so that some wait and some are preempted. allocs_per_step is null in a build that does not count."""
 
 TABLE = (
     "trace", "requests", "speed", "blocks", "steps", "requests_per_s", "hit_rate", "preemptions", "kv_waste", "running_mean",
-    "step_us_p50", "step_us_p99", "step_us_p999", "step_us_max", "submit_us_p50", "ns_per_token", "allocs_per_step",
+    "step_us_p50", "step_us_p99", "step_us_p999", "step_us_max", "submit_us_p50", "ns_per_token", "gc_objects_per_step",
+    "allocs_per_step",
 )  # fmt: skip
 
 SMOKE = 24
 """Requests of the invented workload of a smoke run."""
+MIXED_BLOCKS = 10000
+MIXED_US = 1500
+"""Time between two arrivals of `--mixed`, on average."""
 
 
 @dataclass(slots=True)
@@ -50,12 +57,16 @@ class Replayed:
     outgrown: int = 0
     running_sum: int = 0
     scheduled_tokens: int = 0
+    gc_objects: int = 0
     allocations: int = 0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Which trace, and on what pool."""
     parser.add_argument("--trace", nargs="+", metavar="FILE", help="recorded workloads (.csv, .jsonl, also .gz or .zst)")
+    parser.add_argument(
+        "--mixed", type=count, metavar="N", help="a workload of N requests with everything in it, without a file"
+    )
     parser.add_argument("--speed", type=count, default=100, help="times as fast as recorded (100)")
     parser.add_argument("--step-ms", type=count, default=10, help="virtual time of a step (10)")
     parser.add_argument("--requests", type=count, help="only the first so many")
@@ -71,9 +82,12 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         options.blocks, options.max_num_seqs, options.max_num_batched_tokens, options.max_len = 40, 8, 128, 512
         yield _row("invented", _invented(), options)
         return
-    if not options.trace:
-        raise InvalidInputError("trace", None, "name at least one file")
-    for path in options.trace:
+    if not options.trace and not options.mixed:
+        raise InvalidInputError("trace", None, "name at least one file, or --mixed")
+    if options.mixed:
+        mixed = argparse.Namespace(**(vars(options) | {"speed": 1, "blocks": MIXED_BLOCKS, "max_num_batched_tokens": 2048}))
+        yield _row("mixed", _mixed(options.mixed), mixed)
+    for path in options.trace or []:
         yield _row(Path(path).name.split(".")[0], read_trace(path, VOCAB_SIZE, options.requests), options)
 
 
@@ -83,6 +97,18 @@ def _invented() -> list[Arrival]:
     shared = rng.integers(0, VOCAB_SIZE, 40)
     tails: list[Tokens] = [rng.integers(0, VOCAB_SIZE, 30 + 7 * i) for i in range(SMOKE)]
     return [Arrival(2_000_000 * i, np.concatenate([shared, tail]), 20 + 5 * i) for i, tail in enumerate(tails)]
+
+
+def _mixed(requests: int) -> list[Arrival]:
+    """`requests` that arrive about as fast as 1,024 rows and `MIXED_BLOCKS` blocks serve them."""
+    rng = np.random.default_rng(0)
+    shared: list[Tokens] = [rng.integers(0, VOCAB_SIZE, 64 * (1 + i % 8)) for i in range(32)]
+    times = np.cumsum(rng.exponential(MIXED_US, requests)).astype(np.int64).tolist()
+    kinds, tails, outputs = (rng.integers(1, most + 1, requests).tolist() for most in (len(shared), 512, 512))
+    return [
+        Arrival(at_us, np.concatenate([shared[kind - 1], rng.integers(0, VOCAB_SIZE, tail)]), output)
+        for at_us, kind, tail, output in zip(times, kinds, tails, outputs, strict=True)
+    ]
 
 
 def _row(name: str, arrivals: list[Arrival], options: argparse.Namespace) -> Row:
@@ -97,9 +123,11 @@ def _row(name: str, arrivals: list[Arrival], options: argparse.Namespace) -> Row
     )
     gc.collect()
     gc.freeze()
+    gc.disable()
     try:
         replayed = _replay(scheduler, arrivals, speed=options.speed, step_us=1000 * options.step_ms)
     finally:
+        gc.enable()
         gc.unfreeze()
     stats = scheduler.stats()
     _check_drained(scheduler, stats, expected=len(arrivals) - replayed.left_out - replayed.outgrown)
@@ -120,6 +148,7 @@ def _row(name: str, arrivals: list[Arrival], options: argparse.Namespace) -> Row
         "running_mean": round(replayed.running_sum / len(step), 1),
         "submit_us_p50": round(float(np.median(replayed.submit_ns)) / 1000, 2),
         "ns_per_token": round(int(step.sum()) / max(1, replayed.scheduled_tokens), 1),
+        "gc_objects_per_step": round(replayed.gc_objects / len(step), 3),
         "allocs_per_step": round(replayed.allocations / len(step), 3) if _core.allocations() else None,
     }
 
@@ -144,7 +173,7 @@ def _replay(scheduler: Scheduler, arrivals: list[Arrival], *, speed: int, step_u
                 replayed.left_out += 1
                 continue
             replayed.submit_ns.append(thread_time_ns() - start)
-        allocations = _core.allocations()
+        objects, allocations = gc.get_count()[0], _core.allocations()
         start = thread_time_ns()
         plan = scheduler.plan(now_us)
         spent = thread_time_ns() - start
@@ -157,6 +186,7 @@ def _replay(scheduler: Scheduler, arrivals: list[Arrival], *, speed: int, step_u
         start = thread_time_ns()
         scheduler.commit(plan.step, ids, starts, now_us)
         replayed.step_ns.append(spent + thread_time_ns() - start)
+        replayed.gc_objects += gc.get_count()[0] - objects
         replayed.allocations += _core.allocations() - allocations
         replayed.running_sum += plan.num_seqs
         replayed.scheduled_tokens += plan.num_tokens

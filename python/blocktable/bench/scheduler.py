@@ -35,7 +35,8 @@ floor_us  an empty loop with the same median: what the machine itself adds to th
 
 Times are CPU time of the thread (one reading costs clock_ns); wall_step_us is wall time. Without options a small set of
 rows is run; with any of the options that name rows, all their combinations. A quantile that has too few steps behind it
-is null: p9999 needs --steps 10000. allocs_per_step is null in a build that does not count."""
+is null: p9999 needs --steps 10000. allocs_per_step is null in a build that does not count.
+--long     100,000 steps a row, in stretches as long as the pool can hold"""
 
 TABLE = (
     "running", "waiting", "case", "overlap_depth", "period_us_p50", "period_us_p99", "policy", "pool", "phase", "gap_ms",
@@ -47,6 +48,7 @@ TABLE = (
 """Columns of the table for people; the JSON lines have all."""
 
 
+STEPS, LONG_STEPS = 2560, 100_000
 POLICIES = ("fcfs", "priority", "fair", "deadline", "prefix")
 
 DEFAULT_SET = (
@@ -78,12 +80,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=count, default=1_000_000, help="pool size (1M); head_retried makes its own small one")
     parser.add_argument("--samples", metavar="FILE", help="append every step's time to this file, one JSON line a row")
     parser.add_argument("--overlap", action="store_true", help="beside a model of 10 ms on a thread of its own, depth 1 and 2")
-    parser.add_argument("--steps", type=count, default=2560, help="steps timed per row (2560), a tenth with a pause")
+    parser.add_argument("--steps", type=count, help="steps timed per row (2560, with --long 100k), a tenth with a pause")
+    parser.add_argument("--long", action="store_true", help="100k steps a row, begun anew only when the pool is used up")
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """One row per case."""
     peers = [row for row in read_peer_rows(options.peer_json) if row.get("caching", True)]
+    options.steps = options.steps or (LONG_STEPS if options.long else STEPS)
     steps, blocks = (64, 20_000) if options.smoke else (options.steps, options.blocks)
     if options.overlap:
         for running in options.running or [8 if options.smoke else 1024]:
@@ -96,7 +100,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         if case.pool == "aged" and case.waiting and case.running < LEAST_ROWS_TO_AGE:
             print(f"left out, a pool does not age with fewer than {LEAST_ROWS_TO_AGE} sequences: {case}", file=sys.stderr)
             continue
-        row = _row(case, blocks, max(64, steps // 10) if case.gap_ms else steps, options.samples)
+        steps_of_row = max(64, steps // 10) if case.gap_ms else steps
+        row = _row(case, blocks, steps_of_row, options.samples, is_long=options.long)
         steady = case.case == "steady" and case.waiting == 0 and case.gap_ms == 0
         yield with_peers(row, peers, ["running"], ["step_us_p50", "step_us_p99", "ns_per_seq"]) if steady else row
 
@@ -121,8 +126,8 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     return [replace(Case(1024), **dict(zip(named, values))) for values in product(*named.values())]
 
 
-def _row(case: Case, blocks: int, steps: int, samples: str | None) -> Row:
-    episode = Episode(case, num_blocks=blocks, rng=np.random.default_rng(0))
+def _row(case: Case, blocks: int, steps: int, samples: str | None, *, is_long: bool) -> Row:
+    episode = Episode(case, num_blocks=blocks, rng=np.random.default_rng(0), is_long=is_long)
     episode.check_answers()
     gc.collect()
     gc.freeze()
