@@ -26,6 +26,12 @@ def test_every_answer_in_random_schedules_is_the_cold_answer(seed: int, capsys: 
     _play(range(seed, seed + SCHEDULES), capsys)
 
 
+@pytest.mark.timeout(0)
+def test_every_answer_is_the_cold_one_with_two_steps_in_flight(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same schedules for a caller that plans ahead."""
+    _play(range(seed, seed + SCHEDULES // 4), capsys, overlap_depth=2)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_every_answer_in_very_many_random_schedules_is_the_cold_answer(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,10 +39,10 @@ def test_every_answer_in_very_many_random_schedules_is_the_cold_answer(seed: int
     _play(range(seed + SCHEDULES, seed + 21 * SCHEDULES), capsys)
 
 
-def _play(seeds: range, capsys: pytest.CaptureFixture[str]) -> None:
+def _play(seeds: range, capsys: pytest.CaptureFixture[str], *, overlap_depth: int = 1) -> None:
     start, totals = time.monotonic(), Counter[str]()
     for number in seeds:
-        _add(totals, run_schedule(number))
+        _add(totals, run_schedule(number, overlap_depth=overlap_depth))
     with capsys.disabled():
         seconds = time.monotonic() - start
         print(f"\n  {len(seeds)} schedules, seeds {seeds[0]}..{seeds[-1]}, {seconds:.0f} s: {dict(totals)}")
@@ -84,21 +90,36 @@ CAN_BE_SEEN = (
     "orphan_entry", "stall_silently", "count_one_too_many", "key_without_parent", "free_in_sight", "window_never_freed",
     "entry_keeps_name", "null_not_told", "short_window_hit", "first_group_decides", "one_key_for_all_groups",
     "slots_of_first_group", "need_of_one_group", "no_ageing", "watermark_usable", "quota_not_asked", "quota_exceeded",
-    "promise_only_known", "never_expires",
+    "promise_only_known", "never_expires", "worn_unsecured", "secured_taken",
 )  # fmt: skip
 """Planted faults of the scheduler that make a wrong answer, a wrong count or a stall without forks and domains. The others
 (orders, costs, keys, events, forks, tables without a scheduler) are met by tests of their own."""
+
+
+SEEN_AHEAD = ("leases_end_together", "wasted_token_shown", "key_before_token", "fail_leaves_next", "worn_unsecured")
+"""Planted faults of planning ahead, and one of every depth."""
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("mutant", SEEN_AHEAD)
+def test_random_schedules_that_plan_ahead_find_planted_faults(mutant: str) -> None:
+    """The same control for two steps in flight."""
+    _demand_found(mutant, overlap_depth=2)
 
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("mutant", CAN_BE_SEEN)
 def test_random_schedules_find_planted_faults(mutant: str) -> None:
     """The control: a search through few schedules meets each fault that can be seen at all. It may meet it as a panic."""
+    _demand_found(mutant, overlap_depth=1)
+
+
+def _demand_found(mutant: str, *, overlap_depth: int) -> None:
     _core.set_mutant(mutant)
     try:
         for seed in range(600):
             try:
-                run_schedule(seed)
+                run_schedule(seed, overlap_depth=overlap_depth)
             except (AssertionError, AuditError, StalledError) as error:
                 print(f"{mutant}: schedule {seed}: {error}")
                 return

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from blocktable.errors import MissingExtraError
 
+from .ahead_driver import AheadDriver
 from .allocator import Allocator, Copy, MakeAllocator, Picture, PoolFull
 from .allocator_script import run_allocator_script
 from .audit import REFUSALS, BrokenPromise, Snapshot, audit, check_drained, check_plan
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "REFUSALS",
+    "AheadDriver",
     "Allocator",
     "BlocktableAllocator",
     "BrokenPromise",

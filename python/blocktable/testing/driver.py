@@ -160,7 +160,7 @@ class Driver:
         self._settle()
         self._expire()
         self._keep_books(plan)
-        self.trace.append(_digest(plan))
+        self.trace.append(plan_digest(plan))
         holders = {row: Holder(request.id, request.tokens) for row, request in self._rows.items()}
         check_plan(plan, self.scheduler, holders, self.oracle.tables)
         self._check_progress(plan)
@@ -335,6 +335,9 @@ class Driver:
                 raise BrokenPromise("rows", f"request {number} is preempted, but it has no row")
             self._leave_row(request)
             request.preempted += 1
+            if request.preempted > self._max_preemptions:
+                times, most = request.preempted, self._max_preemptions
+                raise BrokenPromise("I19", f"request {number} is preempted {times} times, at most {most} are promised")
         may_admit = 1 if self.config.get("preempt_for_waiting") else 0
         if len(plan.preempted) and len(plan.admitted) > may_admit:
             raise BrokenPromise("admission", f"a step that preempted {plan.preempted.tolist()} admits {plan.admitted.tolist()}")
@@ -427,8 +430,16 @@ class Driver:
         if not moved:
             raise BrokenPromise("A8", f"requests {sorted(self.live)} live, and the plan runs, frees and ends nothing")
         first = min(self.live.values(), key=self._rank)
+        others = (request for request in self._rows.values() if request is not first)
+        if any(request.preempted >= self._max_preemptions for request in others):
+            return  # it may wait for one that nobody may preempt again
         if plan.num_seqs and first.row is not None and first.row not in plan.seq_slots.tolist():
             raise BrokenPromise("I57", f"request {first.id} has a row and the highest rank, and the step does not run it")
+
+    @property
+    def _max_preemptions(self) -> int:
+        most: int = self.scheduler.config["max_preemptions"]
+        return most
 
     def _rank(self, request: Request) -> tuple[int, int]:
         """Design 10, the smaller the higher: priority, raised by waiting, then arrival."""
@@ -447,7 +458,7 @@ class Driver:
                 raise BrokenPromise("quota", f"tenant {tenant} holds {held} blocks, its quota is {rules['hard_blocks']}")
 
 
-def _digest(plan: Plan) -> bytes:
+def plan_digest(plan: Plan) -> bytes:
     """Every array of a plan, bit for bit, but for the whole table, whose changes `dirty` holds."""
     arrays = (
         plan.seq_slots,

@@ -106,10 +106,16 @@ class OracleModel:
         if start != len(values):
             raise OracleError(f"dirty counts {start} ids, dirty_ids holds {len(values)}")
 
-    def step(self, plan: "Plan") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Run one plan: `token_ids` [K] and `starts` [K + 1] as `Scheduler.commit` wants them. Call `take_over` first."""
+    def step(self, plan: "Plan", tables: NDArray[np.int32] | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Run one plan: `token_ids` [K] and `starts` [K + 1] as `Scheduler.commit` wants them. Call `take_over` first.
+
+        tables: those that the plan was made with, if others were taken over since; as `tables`. The step is late then: of
+        whoever left or lost rows since the plan it may read poison, which makes a wrong token where otherwise it raises.
+        """
         self._copy(plan.copies)
-        seen = [self._visible(plan, group) for group in range(len(self.windows))]
+        is_late = tables is not None
+        tables = self.tables if tables is None else tables
+        seen = [self._visible(plan, group, tables[group]) for group in range(len(self.windows))]
         for group in range(len(self.windows)):
             self._write(plan, group)
         sums = np.zeros(len(plan.token_ids), _U64)
@@ -122,7 +128,8 @@ class OracleModel:
             )
             context, written = _mix(_sums_seen(firsts, rows)), plan.slot_mapping[group]
             self._context[written[written >= 0]] = context[written >= 0]
-            self._refuse_poison(rows)
+            if not is_late:
+                self._refuse_poison(rows)
             seconds = _mix(self._context[rows.slots] * _U64(_CONTEXT) + (rows.place + _U64(1)) * _U64(_PLACE_2))
             sums += _U64(2 * group + 1) * _sums_seen(seconds, rows)
         ids = (_mix(sums)[plan.sample_rows] % _U64(self.vocab_size)).astype(np.int64)
@@ -153,7 +160,8 @@ class OracleModel:
         self._is_poisoned[ids] = True
 
     def spoil(self, slots: NDArray[np.int64]) -> None:
-        """Overwrite single rows: what a step that failed wrote, or did not get to write."""
+        """Overwrite single rows: what a step that failed wrote, or did not get to write. Nobody knows its answers."""
+        self._last_ids = np.zeros(0, np.int64)
         self._position[slots[slots >= 0]] = _POISON_POSITION
 
     def _copy(self, copies: NDArray[np.int32]) -> None:
@@ -171,14 +179,18 @@ class OracleModel:
         tokens = plan.token_ids.astype(np.int64)
         from_before = plan.token_sources >= 0
         if from_before.any():
-            tokens[from_before] = self._last_ids[plan.token_sources[from_before]]
+            sources = plan.token_sources[from_before]
+            is_known = sources < len(self._last_ids)
+            answers = np.full(len(sources), _POISON_TOKEN, np.int64)
+            answers[is_known] = self._last_ids[sources[is_known]]
+            tokens[from_before] = answers
         kept = slots >= 0
         self._token[slots[kept]] = tokens[kept].astype(_U64)
         self._position[slots[kept]] = plan.positions[kept].astype(_U64)
         self._identity[slots[kept]] = (self.identity + group * _GROUP) & _MASK
         self._is_poisoned[slots[kept] // self.block_size] = False
 
-    def _visible(self, plan: "Plan", group: int) -> "_Visible":
+    def _visible(self, plan: "Plan", group: int, table: NDArray[np.int32]) -> "_Visible":
         """Every row of a group that some query of the step sees."""
         window = self.windows[group]
         places, sequences, firsts, lasts, base = [], [], [], [], 0
@@ -193,7 +205,7 @@ class OracleModel:
             lasts.append(queries - lowest + base)
             base += length - lowest
         place, sequence, first, last = (_joined(parts) for parts in (places, sequences, firsts, lasts))
-        blocks = self.tables[group, plan.seq_slots[sequence], place // self.block_size].astype(np.int64)
+        blocks = table[plan.seq_slots[sequence], place // self.block_size].astype(np.int64)
         if len(blocks) and not 0 < int(blocks.min()) <= int(blocks.max()) < self.num_blocks:
             wrong = sorted({int(block) for block in blocks if not 0 < block < self.num_blocks})
             raise OracleError(f"visible entries of a block table name blocks {wrong}, must be 1..{self.num_blocks - 1}")

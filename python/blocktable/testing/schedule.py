@@ -23,6 +23,7 @@ from blocktable.errors import (
     WrongStepError,
 )
 
+from .ahead_driver import AheadDriver
 from .audit import REFUSALS, BrokenPromise, Snapshot
 from .driver import Driver, Request, Turn
 from .oracle import cold
@@ -146,15 +147,20 @@ def _rules_of(seed: int, usable: int) -> dict[str, Any]:
     }
 
 
-def run_schedule(seed: int, *, recounts: bool = True) -> Report:
+def run_schedule(seed: int, *, recounts: bool = True, overlap_depth: int = 1) -> Report:
     """Play the case of `seed` to its end. Raises what breaks first, with the seed in a note.
+
+    overlap_depth: 2 = the caller makes the next plan before the last step's commit.
 
     recounts: count from outside too, after every call; the core's own audit runs in any case.
     """
     try:
+        if overlap_depth > 1:
+            return _PlayAhead(case_of(seed), overlap_depth, recounts=recounts).run()
         return _Play(case_of(seed), recounts=recounts).run()
     except Exception as error:
-        error.add_note(f"to see it again: blocktable.testing.run_schedule({seed})")
+        depth = f", overlap_depth={overlap_depth}" if overlap_depth > 1 else ""
+        error.add_note(f"to see it again: blocktable.testing.run_schedule({seed}{depth})")
         raise
 
 
@@ -304,7 +310,7 @@ class _Play:
         scheduler, plan = self.driver.scheduler, self.driver.plan_in_flight
         before = Snapshot.of(scheduler)
         if plan is None:
-            self._must_raise(WrongStepError, lambda: scheduler.fail(self.driver.steps + 7))
+            self._must_raise(WrongStepError, lambda: scheduler.fail(1 << 40))
         else:
             count = len(plan.sample_rows)
             ids, starts = np.zeros(count, np.int64), np.arange(count + 1, dtype=np.int64)
@@ -338,11 +344,20 @@ class _Play:
             "queue_expired": sum(request.end == _core.END_REFUSED_QUEUE_DEADLINE for request in requests),
             "finished": sum(request.end in (_core.END_FINISHED_STOP, _core.END_FINISHED_LENGTH) for request in requests),
             "preemptions": sum(request.preempted for request in requests),
-            "scheduled_tokens": sum(request.computed for request in requests),
             "steps": self.driver.steps,
             "prefix_queries": sum(len(request.prompt) for request in seen),
-            "prefix_hits": sum(request.cached or 0 for request in seen),
         }
+        self._compare(stats, wanted | self._counters_of_steps())
+
+    def _counters_of_steps(self) -> dict[str, int]:
+        """Those that follow from what each step computed."""
+        requests = self.driver.requests.values()
+        return {
+            "scheduled_tokens": sum(request.computed for request in requests),
+            "prefix_hits": sum(request.cached or 0 for request in requests),
+        }
+
+    def _compare(self, stats: dict[str, int], wanted: dict[str, int]) -> None:
         for name, value in wanted.items():
             if stats[name] != value:
                 raise BrokenPromise("counters", f"{name} is {stats[name]}, the books say {value}")
@@ -373,3 +388,32 @@ class _Play:
 
     def _happens(self, probability: float) -> bool:
         return self.rng.random() < probability
+
+
+class _PlayAhead(_Play):
+    """One run of a case whose caller plans ahead."""
+
+    driver: AheadDriver
+
+    def __init__(self, case: Case, overlap_depth: int, *, recounts: bool) -> None:
+        super().__init__(case, recounts=recounts)
+        self.driver = AheadDriver(case.config | {"overlap_depth": overlap_depth}, recounts=recounts)
+
+    def _step(self) -> None:
+        """Events, a plan if one more may be made, and now and then the result, or the failure, of the oldest step."""
+        self._arrive()
+        self._interfere()
+        if self.driver.may_plan() and self._happens(0.8):
+            self.driver.plan()
+            self._interfere()
+        if not self.driver.flying or (self.driver.may_plan() and self._happens(0.7)):
+            return
+        if self._happens(self.case.fail):
+            self.driver.fail_oldest()
+            return
+        samples = range(len(self.driver.flying[0].plan.sample_rows))
+        self.driver.commit_oldest(withheld=frozenset(i for i in samples if self._happens(self.case.withhold)))
+
+    def _counters_of_steps(self) -> dict[str, int]:
+        """Which results were dropped is the scheduler's to say, so this cannot be counted from outside."""
+        return {}
