@@ -352,8 +352,12 @@ class Scheduler:
         """Hold the longest published prefix of these tokens, in whole blocks, until `unpin`: nothing evicts it.
 
         Returns the pin's id and the tokens that it holds. Raises `PinBudgetError` (needed, pinned, budget: blocks) if all pins
-        would hold more than `pin_budget` blocks, each counted once; `InvalidInputError` if nothing of it is published; nothing
-        changes then."""
+        would hold more than `pin_budget` blocks, each counted once; `InvalidInputError` if nothing of it is published;
+        `OutOfBlocksError` (needed, free) if what nobody holds of it was promised to others; nothing changes then.
+
+        No promise counts on what pins hold. A running request may lose by one what it counted on: blocks that leave its
+        window. With `no_evict` it may then have to wait for memory; else it may be preempted once more than
+        `max_preemptions` times."""
 
     def unpin(self, pin: int) -> None:
         """Give the blocks of a pin back. Raises `InvalidInputError` if there is no such pin any more."""
