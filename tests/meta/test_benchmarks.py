@@ -40,6 +40,7 @@ KEYS = {
         "case", "clients", "output",
         *("server_us", "engine_us", "events_per_token", "requests_per_s", "tokens_per_s", "first_ms_p50"),
     ],
+    "dashboard": ["blocks", "clients", "step_ms", "closed_step_ms", "open_step_ms", "ratio_step_ms", "engine_share"],
 }  # fmt: skip
 
 
@@ -361,6 +362,23 @@ def test_serve_times_no_server_whose_streams_say_something_else(capsys, monkeypa
 
     monkeypatch.setattr(stream_client, "_streamed", cut)
     assert "in one piece" in refused(capsys, "serve", "--smoke")
+
+
+@needs_server
+def test_dashboard_times_steps_with_the_page_open_and_closed(capsys):
+    (one,) = bench(capsys, "dashboard", "--smoke")
+    assert [key for key in one if key in KEYS["dashboard"]] == KEYS["dashboard"]
+    assert one["open_step_ms"] >= one["step_ms"]
+    assert one["closed_step_ms"] >= one["step_ms"]
+
+
+@needs_server
+def test_dashboard_times_no_map_that_lacks_blocks(capsys, monkeypatch):
+    from blocktable.bench import dashboard
+
+    look = dashboard._look
+    monkeypatch.setattr(dashboard, "_look", lambda server, path: look(server, path)[:1000])
+    assert "byte for each block" in refused(capsys, "dashboard", "--smoke")
 
 
 @needs_server
