@@ -20,8 +20,8 @@ CATALOGUE = (
 )
 # fmt: on
 
-WITHOUT_FAULT = {136, 139}
-"""Sizes are compared with numbers; a borrow error cannot be planted beside the right code."""
+WITHOUT_FAULT = {139}
+"""A borrow error cannot be planted beside the right code."""
 
 
 @dataclass(frozen=True)

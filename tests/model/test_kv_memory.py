@@ -178,6 +178,40 @@ def test_the_size_is_what_was_asked_for_and_says_why(
     assert str(sizing).endswith(f"chosen by {chosen_by}")
 
 
+class Neighbour:
+    """Another process takes memory, and gives it back, between any two looks at what is free."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_looks = 0
+        monkeypatch.setattr(kv_sizing, "available_host_bytes", self.look)
+
+    def look(self) -> int:
+        self.num_looks += 1
+        return (1000 if self.num_looks % 2 else 400) * PER_BLOCK
+
+
+def check_beside_others(neighbour: Neighbour) -> None:
+    """A number is what it says; a share is of one look, and of no difference between two."""
+    for given, blocks in [({"num_blocks": 300}, 300), ({"kv_cache_memory_bytes": 300 * PER_BLOCK}, 300)] * 2:
+        assert size_kv(UNEVEN, 4, CPU, **given).num_blocks == blocks
+    neighbour.num_looks = 0
+    sizing = size_kv(UNEVEN, 4, CPU, memory_share=0.5)
+    assert (neighbour.num_looks, sizing.num_blocks) == (1, 500), "more than one look at what is free"
+
+
+def test_a_neighbour_that_takes_and_gives_memory_changes_no_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_beside_others(Neighbour(monkeypatch))
+
+
+def test_a_size_by_the_difference_of_two_looks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what was used in between is taken for our own."""
+    neighbour = Neighbour(monkeypatch)
+    look = kv_sizing.available_bytes
+    monkeypatch.setattr(kv_sizing, "available_bytes", lambda device: look(device) - abs(look(device) - look(device)))
+    with pytest.raises((AssertionError, InvalidInputError)):
+        check_beside_others(neighbour)
+
+
 @pytest.mark.parametrize(
     "given, field, bound",
     [

@@ -125,7 +125,8 @@ async def stream(
 
 
 def clients(port: int) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=500)
+    # httpx may close a connection that has rested for so long while it hands it to somebody: then that one fails.
+    limits = httpx.Limits(max_connections=500, keepalive_expiry=None)
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S, limits=limits)
 
 
