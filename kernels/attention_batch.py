@@ -14,8 +14,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from .context_parts import ContextParts, count_parts
 from .row_group import Geometry, RowGroup, build_band, build_group
 from .scratch import Scratch
+from .sent import sent
 from .sequence_groups import Member, group_members
 from .shapes import KernelInputError, bind
 from .shared_prefixes import SharedPrefixes
@@ -38,8 +40,10 @@ class AttentionBatch:
     has_chunks: bool  # some sequence has more than one query
     scratch: Scratch  # where the layers gather
     prefixes: SharedPrefixes | None = None  # what several sequences begin with, for cascades
+    most_parts: int | None = None  # of all contexts together, where their lengths are not known here
     _groups: dict[Geometry, tuple[RowGroup, ...]] = field(default_factory=dict, repr=False)
     _integers: list[Tensor] = field(default_factory=list, repr=False)
+    _parts: dict[int, ContextParts] = field(default_factory=dict, repr=False)
 
     @classmethod
     def build(
@@ -71,13 +75,20 @@ class AttentionBatch:
 
     @classmethod
     def unread(
-        cls, block_tables: Tensor, query_starts: Tensor, seq_lens: Tensor, block_size: int, *, end_block: int
+        cls,
+        block_tables: Tensor,
+        query_starts: Tensor,
+        seq_lens: Tensor,
+        block_size: int,
+        *,
+        end_block: int,
+        most_parts: int | None = None,
     ) -> AttentionBatch:
         """Single queries over int32 tensors on a device that change from launch to launch, and are never read here.
 
         What kernels ask on the host is the most that may be: each of the S sequences has one query and sees all of its columns,
-        of blocks below `end_block`. For the Triton kernels, which read lengths on the device. Raises `ShapeError` and
-        `KernelInputError`.
+        of blocks below `end_block`, in `most_parts` parts of contexts altogether (None: as many as the columns hold). For the
+        Triton kernels, which read lengths on the device. Raises `ShapeError` and `KernelInputError`.
         """
         sizes = (
             bind("S max_blocks", block_tables=block_tables).bind("S+1", query_starts=query_starts).bind("S", seq_lens=seq_lens)
@@ -88,7 +99,10 @@ class AttentionBatch:
                 raise KernelInputError(f"{name} has dtype {tensor.dtype}: must be torch.int32, without gaps")
         most = sizes["max_blocks"] * block_size
         starts, lens = tuple(range(sizes["S"] + 1)), (most,) * sizes["S"]
-        batch = cls(block_tables, block_size, starts, lens, end_block, has_chunks=False, scratch=Scratch())
+        parts = sizes["S"] * max(1, count_parts(most))
+        if most_parts is not None:
+            parts = min(parts, most_parts)
+        batch = cls(block_tables, block_size, starts, lens, end_block, has_chunks=False, scratch=Scratch(), most_parts=parts)
         batch._integers.extend(tensors.values())
         return batch
 
@@ -99,7 +113,16 @@ class AttentionBatch:
         `KernelInputError`.
         """
         build = SharedPrefixes.build
-        return replace(self, prefixes=build(members, starts, blocks, self.block_tables, self.seq_lens, self.block_size))
+        prefixes = build(members, starts, blocks, self.block_tables, self.seq_lens, self.block_size)
+        return replace(self, prefixes=prefixes, _parts={})
+
+    def on_device(self, block_tables: Tensor, query_starts: Tensor, seq_lens: Tensor) -> AttentionBatch:
+        """The same, for kernels that read copies of its arrays on a device: int32, without gaps.
+
+        A batch of tensors on a device can be built too, but its lengths and tables are then read back, which waits for it.
+        """
+        arrays = [block_tables, query_starts, seq_lens]
+        return replace(self, block_tables=block_tables, _groups={}, _integers=arrays, _parts={})
 
     @property
     def num_tokens(self) -> int:
@@ -115,9 +138,17 @@ class AttentionBatch:
             device = self.block_tables.device
             self._integers.append(self.block_tables.to(torch.int32).contiguous())
             for numbers in (self.query_starts, self.seq_lens):
-                self._integers.append(torch.tensor(numbers, dtype=torch.int32, device=device))
+                self._integers.append(sent(numbers, device))
         tables, starts, lens = self._integers
         return tables, starts, lens
+
+    def parts(self, window: int = 0) -> ContextParts:
+        """What single queries see, in parts; behind shared prefixes, where there are some. Made when the first layer asks."""
+        window = 0 if window >= max(self.seq_lens, default=0) else window
+        found = self._parts.get(window)
+        if found is None:
+            found = self._parts[window] = self._cut(window)
+        return found
 
     def groups(self, geometry: Geometry) -> tuple[RowGroup, ...]:
         """The products that attend every query once, for layers of this geometry."""
@@ -150,7 +181,21 @@ class AttentionBatch:
             prefixes=None,
             _groups={},
             _integers=[],
+            _parts={},
         )
+
+    def _cut(self, window: int) -> ContextParts:
+        lens = self.integers()[2]
+        if self.most_parts is not None:
+            most = min(self.most_parts, len(lens) * count_parts(window)) if window else self.most_parts
+            return ContextParts.cut(lens, most, window=window)
+        if self.prefixes is None:
+            seen = (min(seq_len, window) if window else seq_len for seq_len in self.seq_lens)
+            return ContextParts.cut(lens, sum(max(1, count_parts(positions)) for positions in seen), window=window)
+        begins = self.prefixes.begins()
+        num_parts = sum(max(1, count_parts(end - begin)) for begin, end in zip(begins, self.seq_lens, strict=True))
+        own = self.prefixes.begin_tensor(lens.device)
+        return ContextParts.cut(lens, num_parts, begins=own, num_before=sum(map(count_parts, begins)))
 
     def _members(self, window: int) -> list[Member]:
         """Every sequence that has queries."""

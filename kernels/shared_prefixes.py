@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from .sent import sent
 from .shapes import KernelInputError
 
 
@@ -25,7 +26,8 @@ class SharedPrefixes:
     starts: tuple[int, ...]  # [P + 1] where each group's members begin
     positions: tuple[int, ...]  # [P] that a group shares
     num_seqs: int
-    _tensors: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _tiles: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _begins: list[Tensor] = field(default_factory=list, repr=False)
 
     @classmethod
     def build(
@@ -71,20 +73,23 @@ class SharedPrefixes:
                 begins[member] = count
         return begins
 
-    def tensors(self, most: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """members [M], tiles [N, 3] (first of `members`, how many, positions) of up to `most` members, and `begins` [S]: int32.
+    def begin_tensor(self, device: torch.device) -> Tensor:
+        """`begins` [S] int32. Made when the first layer asks."""
+        if not self._begins:
+            self._begins.append(sent(self.begins(), device))
+        return self._begins[0]
+
+    def tiles(self, most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """members [M] and tiles [N, 3] (first of `members`, how many, positions) of up to `most` members: int32.
 
         Made when the first layer asks.
         """
-        found = self._tensors.get(most)
+        found = self._tiles.get(most)
         if found is None:
             tiles = [
                 (first, min(most, end - first), count)
                 for (start, end), count in zip(pairwise(self.starts), self.positions, strict=True)
                 for first in range(start, end, most)
             ]
-            lists = (self.members, tiles, self.begins())
-            members, tile_tensor, begins = (torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in lists)
-            found = (members, tile_tensor.view(-1, 3), begins)
-            self._tensors[most] = found
+            found = self._tiles[most] = (sent(self.members, device), sent(tiles, device).view(-1, 3))
         return found

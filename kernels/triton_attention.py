@@ -17,7 +17,7 @@ from .attention_batch import AttentionBatch
 from .bound_launch import BoundLaunch, KernelLaunch, Launcher
 from .input_checks import check_attention, check_compact
 from .launch_table import attention_launch, target_of
-from .triton_tiles import LOG2_E, NO_WINDOW, attend_tiles
+from .triton_tiles import LOG2_E, NO_WINDOW, attend_tiles, load_queries
 
 
 @triton.jit(do_not_specialize=["num_seqs", "window", "block_size", "grouped", "table_row"])
@@ -54,19 +54,14 @@ def _attend(
         head = kv_head * grouped + row % grouped
         is_row = (query < count) & (row < queries * grouped)
         position = length - count + query
-        key_d = tl.arange(0, KEYS)
         value_d = tl.arange(0, VALUES)
         q_rows = (start + query).to(tl.int64) * q_token + head * q_head
-        q = tl.load(q_ptr + q_rows[:, None] + key_d[None, :], mask=is_row[:, None] & (key_d < key_width)[None, :], other=0.0)
-        maximum = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+        q, slope, maximum, total, sums = load_queries(
+            q_ptr, q_rows, head, slope_ptr, is_row, key_width, ROWS, KEYS, VALUES, HAS_SLOPES
+        )
         if HAS_SINKS:
             maximum = tl.load(sink_ptr + head, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
             total = tl.full([ROWS], 1.0, tl.float32)
-        slope = total
-        if HAS_SLOPES:
-            slope = tl.load(slope_ptr + head, mask=is_row, other=0.0).to(tl.float32)
-        sums = tl.zeros([ROWS, VALUES], tl.float32)
         end = tl.minimum(length, length - count + first + queries)
         lowest = tl.maximum(length - count + first - window + 1, 0)
         scales = wide_head * scale_head

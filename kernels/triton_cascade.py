@@ -16,19 +16,20 @@ from torch import Tensor
 
 from .attention_batch import AttentionBatch
 from .bound_launch import BoundLaunch, KernelLaunch, Launcher
+from .context_parts import PART
 from .input_checks import check_attention, check_compact, check_single_queries
 from .launch_table import attention_launch, target_of
-from .triton_decode import PART, DecodeScratch, bind_decode, join_parts
-from .triton_tiles import NO_WINDOW, attend_tiles
+from .triton_decode import DecodeScratch, bind_decode, join_parts
+from .triton_tiles import NO_WINDOW, attend_tiles, load_queries
 
 
-@triton.jit(do_not_specialize=["window", "block_size", "grouped", "parts", "table_row"])
+@triton.jit(do_not_specialize=["window", "block_size", "grouped", "table_row"])
 def _attend_prefixes(
-    q_ptr, k_ptr, v_ptr, table_ptr, starts_ptr, lens_ptr, slope_ptr, member_ptr, tile_ptr, sums_ptr, weights_ptr,
-    scale, softcap, window, block_size, grouped, parts, key_width, value_width,
+    q_ptr, k_ptr, v_ptr, table_ptr, starts_ptr, lens_ptr, first_ptr, slope_ptr, member_ptr, tile_ptr, sums_ptr, weights_ptr,
+    scale, softcap, window, block_size, grouped, key_width, value_width,
     q_token, q_head, table_row, k_block, k_head, k_slot, v_block, v_head, v_slot,
-    ROWS: tl.constexpr, OWN_ROWS: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    STAGES: tl.constexpr, PART: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, STAGES: tl.constexpr,
+    PART: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
 ):  # fmt: skip
     """One program: the queries of some members of a group, with the query heads of one KV head, over a part of their prefix."""
     tile = tl.program_id(0)
@@ -48,16 +49,11 @@ def _attend_prefixes(
         is_row = is_row & (tl.load(starts_ptr + sequence + 1, mask=is_row, other=0) > start)
         position = tl.load(lens_ptr + sequence, mask=is_row, other=1) - 1
         head = kv_head * grouped + row % grouped
-        key_d = tl.arange(0, KEYS)
         value_d = tl.arange(0, VALUES)
         q_rows = start.to(tl.int64) * q_token + head * q_head
-        q = tl.load(q_ptr + q_rows[:, None] + key_d[None, :], mask=is_row[:, None] & (key_d < key_width)[None, :], other=0.0)
-        maximum = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        sums = tl.zeros([ROWS, VALUES], tl.float32)
-        slope = total
-        if HAS_SLOPES:
-            slope = tl.load(slope_ptr + head, mask=is_row, other=0.0).to(tl.float32)
+        q, slope, maximum, total, sums = load_queries(
+            q_ptr, q_rows, head, slope_ptr, is_row, key_width, ROWS, KEYS, VALUES, HAS_SLOPES
+        )
         wide_head = kv_head.to(tl.int64)
         leader = tl.load(member_ptr + first).to(tl.int64)
         maximum, total, sums = attend_tiles(
@@ -68,8 +64,8 @@ def _attend_prefixes(
             TILE, KEYS, VALUES, STAGES,
             CAUSAL=False, HAS_SOFTCAP=HAS_SOFTCAP, HAS_SLOPES=HAS_SLOPES, HAS_SCALES=False,
         )  # fmt: skip
-        pair = sequence.to(tl.int64) * tl.num_programs(1) + kv_head
-        mine = (pair * parts + part) * OWN_ROWS + row % grouped
+        place = tl.load(first_ptr + 2 * sequence + 1, mask=is_row, other=0).to(tl.int64)
+        mine = ((place + part) * tl.num_programs(1) + kv_head) * grouped + row % grouped
         tl.store(sums_ptr + mine[:, None] * VALUES + value_d[None, :], sums, mask=is_row[:, None])
         tl.store(weights_ptr + 2 * mine, maximum, mask=is_row)
         tl.store(weights_ptr + 2 * mine + 1, total, mask=is_row)
@@ -107,26 +103,25 @@ def bind_cascade(
     out = q.new_empty(sizes["T"], sizes["Hq"], sizes["Dv"])
     if not out.numel():
         return BoundLaunch(out, ())
-    pairs = zip(prefixes.begins(), batch.seq_lens, strict=True)
-    parts = max(triton.cdiv(begin, PART) + triton.cdiv(seq_len - begin, PART) for begin, seq_len in pairs)
-    partials = (scratch or DecodeScratch()).take(q, sizes, len(batch.seq_lens), parts, target)
+    parts = batch.parts()
+    partials = (scratch or DecodeScratch()).take(q, sizes, len(batch.seq_lens), parts.num_places, target)
     head_class, chosen = attention_launch(target, q.dtype, max(sizes["Dk"], sizes["Dv"]), is_decode=False)
     grouped = sizes["Hq"] // sizes["Hkv"]
     rows = max(chosen.rows, triton.next_power_of_2(grouped))
-    members, tiles, begins = prefixes.tensors(rows // grouped, q.device)
+    members, tiles = prefixes.tiles(rows // grouped, q.device)
     tables, starts, lens = batch.integers()
     arguments = (
-        q, k_cache, v_cache, tables, starts, lens, slopes, members, tiles, partials.sums, partials.weights,
-        float(scale), float(softcap), NO_WINDOW, sizes["B"], grouped, parts, sizes["Dk"], sizes["Dv"],
+        q, k_cache, v_cache, tables, starts, lens, parts.firsts, slopes, members, tiles, partials.sums, partials.weights,
+        float(scale), float(softcap), NO_WINDOW, sizes["B"], grouped, sizes["Dk"], sizes["Dv"],
         q.stride(0), q.stride(1), tables.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3],
     )  # fmt: skip
     constants = chosen.constants(rows, head_class) | {
-        "OWN_ROWS": partials.rows,
         "PART": PART,
         "HAS_SOFTCAP": softcap > 0,
         "HAS_SLOPES": slopes is not None,
     }
     grid = (len(tiles), sizes["Hkv"], triton.cdiv(max(prefixes.positions), PART))
     shared = KernelLaunch(_attend_prefixes, grid, arguments, constants)
-    own = join_parts(q, k_cache, v_cache, out, batch, sizes, partials, **options, window=0, begins=begins)
+    begins = prefixes.begin_tensor(q.device)
+    own = join_parts(q, k_cache, v_cache, out, batch, sizes, parts, partials, **options, window=0, begins=begins)
     return BoundLaunch(out, (shared, own))

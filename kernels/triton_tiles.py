@@ -1,9 +1,9 @@
-"""The loop that every attention kernel in Triton runs: a softmax that goes tile by tile over positions in blocks.
+"""What every attention kernel in Triton does: it loads its queries, and goes tile by tile over positions in blocks.
 
-Before: a program knows its queries and the positions that they see. After: the weighted sums, the sum of the weights and the
-maximum that both are relative to, which partial results are joined by. Always: a position that no query of the program sees is
-never loaded; offsets are 64-bit; the page ids of a tile are loaded one tile ahead, so that its keys and values are on their way
-while the one before is multiplied.
+Before: a program knows which queries are its own, and the positions that they see. After: the weighted sums, the sum of the
+weights and the maximum that both are relative to, which partial results are joined by. Always: a position that no query of the
+program sees is never loaded; offsets are 64-bit; the page ids of a tile are loaded one tile ahead, so that its keys and values
+are on their way while the one before is multiplied.
 """
 
 from __future__ import annotations
@@ -14,6 +14,23 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 NO_WINDOW = 2**30
 """A window that everything is in."""
+
+
+@triton.jit
+def load_queries(
+    q_ptr, rows, head, slope_ptr, is_row, key_width,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, HAS_SLOPES: tl.constexpr,
+):  # fmt: skip
+    """Queries at `rows` with the slopes of their heads, and a softmax over nothing yet: q, slope, maximum, total, sums."""
+    key_d = tl.arange(0, KEYS)
+    q = tl.load(q_ptr + rows[:, None] + key_d[None, :], mask=is_row[:, None] & (key_d < key_width)[None, :], other=0.0)
+    maximum = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, VALUES], tl.float32)
+    slope = total
+    if HAS_SLOPES:
+        slope = tl.load(slope_ptr + head, mask=is_row, other=0.0).to(tl.float32)
+    return q, slope, maximum, total, sums
 
 
 @triton.jit

@@ -41,6 +41,8 @@ VARIANTS = [
     ("rest", "bfloat16", 128),
     ("decode-int8", "bfloat16", 128),
     ("decode-fp8", "bfloat16", 128),
+    ("split-int8", "bfloat16", 128),
+    ("split-fp8", "bfloat16", 128),
     ("store", "bfloat16", 128),
     ("store-int8", "bfloat16", 128),
     ("rope", "bfloat16", 128),

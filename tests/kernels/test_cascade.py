@@ -108,7 +108,7 @@ def test_a_prefix_is_loaded_once_for_all_that_a_tile_holds() -> None:
     shared, own = bound.launches
     assert shared.grid == (1, 2, 1)
     assert shared.constants["ROWS"] // 2 == 8
-    assert own.grid == (8, 2, 2)
+    assert own.grid == (8, 2)
     assert batch.prefixes is not None
     assert batch.prefixes.begins() == [96] * 8
     assert batch.prefixes.saved_positions == 7 * 96
@@ -169,7 +169,7 @@ MUTANTS = [
     Mutant(
         "the rest begins at the start",
         "triton_cascade",
-        ("triton_decode", "before = tl.cdiv(lowest, PART)\n", "before = tl.cdiv(lowest, PART)\n        lowest = lowest * 0\n"),
+        ("triton_decode", "before = tl.cdiv(lowest, PART)", "before = tl.cdiv(lowest, PART); lowest = lowest * 0"),
     ),
     Mutant(
         "the parts of the prefix are left out",
@@ -179,7 +179,7 @@ MUTANTS = [
     Mutant(
         "a rest lies where the prefix does",
         "triton_cascade",
-        ("triton_decode", "(pair * parts + before + part) * ROWS", "(pair * parts + part) * ROWS"),
+        ("triton_decode", "(place + before + part) * heads", "(place + part) * heads"),
     ),
     Mutant(
         "all members of a tile ask as the first",

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ..kernels import triton_attention, triton_cascade, triton_decode, triton_store
 from ..kernels.attention_batch import AttentionBatch
+from ..kernels.context_parts import PART
 from .attention_backend import CascadeRule
 
-CASCADE = CascadeRule(positions=triton_decode.PART, bytes=32 << 20, bytes_instead_of_graph=256 << 20)
+CASCADE = CascadeRule(positions=PART, bytes=32 << 20, bytes_instead_of_graph=256 << 20)
 """A cascade is one launch more in every layer: 32 MiB less to read pay for about 7 us, at the 4.3 TB/s that an H200 copies at;
 published cascades lose below that. Where the step would be a graph, three launches of each layer, of about 16 us each on the
 host, must be paid for too."""

@@ -1,0 +1,1 @@
+../../../kernels/context_parts.py

@@ -1,0 +1,1 @@
+../../../kernels/sent.py
