@@ -17,6 +17,7 @@ from blocktable.kernels import triton_cascade, triton_decode  # noqa: E402
 from blocktable.model import attention_backend, decode_graphs, gpu_attention  # noqa: E402
 from blocktable.model.attention_backend import CascadeRule  # noqa: E402
 from blocktable.model.decode_graphs import Run  # noqa: E402
+from blocktable.model.parcel import Parcel  # noqa: E402
 from blocktable.model.runner import ModelRunner  # noqa: E402
 from tests.engine.reference import generate_reference  # noqa: E402
 from tests.engine.tiny_llama import make_model, make_tokenizer  # noqa: E402
@@ -33,7 +34,7 @@ pytestmark = [
 NAN = float("nan")
 
 SHARED = list(range(40, 73))
-PROMPTS = [[*SHARED, 5, 6, 7], [*SHARED, 9], [11, 12, 13, 14]]
+PROMPTS = [[*SHARED, 5, 6, 7], [*SHARED, 9], [*range(11, 18)]]
 OUTPUTS = 5
 SHARED_BYTES = 32 * 2 * 16 * 2 * 4
 """What the second one need not read of the first one's 32 positions: two KV heads of 16, K and V, float32."""
@@ -194,16 +195,36 @@ def test_padding_that_points_at_a_slot_is_told(monkeypatch: pytest.MonkeyPatch) 
         play_padded()
 
 
-@pytest.mark.parametrize("name", ["lens", "slots", "positions", "token_ids"])
-def test_a_buffer_that_keeps_what_the_last_step_put_there_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = decode_graphs._Buffers.fill
+ARRAYS = ("token_ids", "positions", "slots", "lens", "seq_slots", "places", "blocks")
 
-    def forgetful(self: Any, *given: Any) -> None:
-        kept = getattr(self, name).clone()
-        fill(self, *given)
-        if kept.any():
-            getattr(self, name).copy_(kept)
 
-    monkeypatch.setattr(decode_graphs._Buffers, "fill", forgetful)
+def forget(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step sends of one array stays what the first one sent."""
+    send, number = Parcel.send, ARRAYS.index(name)
+
+    def forgetful(self: Any) -> list[Tensor]:
+        if len(self.device) != len(ARRAYS):  # of a step without a graph
+            return send(self)
+        kept = self.device[number].clone()
+        send(self)
+        if "kept" in self.__dict__:
+            self.device[number].copy_(kept)
+        self.kept = kept
+        return self.device
+
+    monkeypatch.setattr(Parcel, "send", forgetful)
+
+
+@pytest.mark.parametrize("name", ARRAYS[:5])
+def test_an_array_that_keeps_what_the_last_step_put_there_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(name, monkeypatch)
     with pytest.raises(AssertionError):
         play_padded()
+
+
+def test_blocks_that_sequences_take_while_they_run_in_graphs_are_in_the_tables(
+    monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
+) -> None:
+    """The control of the texts above: contexts go over the edge of a block; a change that is not brought is told."""
+    forget("blocks", monkeypatch)
+    assert generate(FakeGraphs()) != expected

@@ -19,6 +19,7 @@ from blocktable.model.runner import ModelRunner
 class HandmadePlan:
     """The attributes of `_core.Plan` that a model runner reads."""
 
+    step: int
     num_seqs: int
     num_tokens: int
     seq_slots: NDArray[np.int32]
@@ -29,6 +30,8 @@ class HandmadePlan:
     token_sources: NDArray[np.int32]
     slot_mapping: NDArray[np.int64]
     block_tables: NDArray[np.int32]
+    dirty: NDArray[np.int32]
+    dirty_ids: NDArray[np.int32]
     copies: NDArray[np.int32]
     sample_rows: NDArray[np.int32]
 
@@ -59,13 +62,14 @@ class Pages:
         for index, count in enumerate(needed):
             self.tables[0, self.rows[index], :count] = [ids.pop() for _ in range(count)]
         self.done = [0] * len(self.texts)
+        self.steps = 0
 
     def plan(self, counts: list[int], samples: list[int] | None = None, copies: list[list[int]] | None = None) -> HandmadePlan:
         """The next `counts[i]` tokens of each sequence i (0 = left out). `samples`: rows to score; None = all rows."""
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
-        starts, lens, rows = [0], [], []
+        starts, lens, rows, dirty = [0], [], [], []
         for index, count in enumerate(counts):
             if not count:
                 continue
@@ -78,9 +82,14 @@ class Pages:
             starts.append(len(ids))
             lens.append(begin + count)
             rows.append(row)
+            first, end = (-(-length // self.block_size) for length in (begin, begin + count))
+            dirty.append([0, row, first, end - first])
             self.done[index] += count
+        self.steps += 1
         chosen = range(len(ids)) if samples is None else samples
+        dirty_ids = [self.tables[0, row, first : first + count] for _, row, first, count in dirty]
         return HandmadePlan(
+            step=self.steps,
             num_seqs=len(rows),
             num_tokens=len(ids),
             seq_slots=np.array(rows, np.int32),
@@ -91,6 +100,8 @@ class Pages:
             token_sources=np.full(len(ids), -1, np.int32),
             slot_mapping=np.array([slots], np.int64),
             block_tables=self.tables,
+            dirty=np.array(dirty, np.int32).reshape(-1, 4),
+            dirty_ids=np.concatenate([np.zeros(0, np.int32), *dirty_ids]),
             copies=np.array(copies or [], np.int32).reshape(-1, 4),
             sample_rows=np.array(list(chosen), np.int32),
         )

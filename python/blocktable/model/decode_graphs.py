@@ -1,9 +1,9 @@
 """Steps of single queries as captured graphs: one launch in place of every kernel's own.
 
 Before: `runner` has a plan of which every sequence runs one token. After: its logits. Always: a graph belongs to a padded
-number of sequences and a bound on their contexts, and reads buffers that every step fills anew; a row that is padding has no
-slot and sees nothing, so that it writes nowhere. Graphs are captured when they are first needed; what cannot be captured runs
-as before. The graphs of CUDA have not yet run on a GPU.
+number of sequences and a bound on their contexts, and reads memory that every step fills anew, by one copy; a row that is
+padding has no slot and sees nothing, so that it writes nowhere. Graphs are captured when they are first needed; what cannot be
+captured runs as before. The graphs of CUDA have not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.attention_batch import AttentionBatch
+from ..kernels.context_parts import PART
 from .attention_backend import AttentionBackend
+from .device_tables import DeviceTables
 from .forward_context import GroupStep, PagedForward
 from .kv_memory import KVMemory
 from .loader import LoadedModel
 from .packed_forward import PackedInputs, packed_logits
+from .parcel import Parcel, packed
 
 if TYPE_CHECKING:
     from .._core import Plan
@@ -67,7 +70,8 @@ class CudaGraphs:
             out = run()
         self._pool = graph.pool()
 
-        def replay() -> Tensor:
+        def replay(_kept: Run = run) -> Tensor:
+            # `run` lives as long as this: the graph reads and writes the memory of what it refers to.
             graph.replay()
             return out
 
@@ -77,40 +81,6 @@ class CudaGraphs:
 def graphs_of(device: torch.device) -> Graphs | None:
     """What captures on this device; None: nothing does."""
     return CudaGraphs() if device.type == "cuda" else None
-
-
-class _Buffers:
-    """What all graphs read: S rows, the last of which may be padding."""
-
-    def __init__(self, num_seqs: int, num_groups: int, max_blocks: int, device: torch.device) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.token_ids = zeros(num_seqs, dtype=torch.int64)
-        self.positions = zeros(num_seqs, dtype=torch.int64)
-        self.rows = torch.arange(num_seqs, device=device)
-        self.slots = zeros(num_groups, num_seqs, dtype=torch.int64)
-        self.tables = zeros(num_groups, num_seqs, max_blocks)
-        self.starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=device)
-        self.lens = zeros(num_seqs)
-
-    def fill(self, plan: Plan, token_ids: NDArray[np.int64], size: int, columns: int) -> None:
-        """The plan's arrays in the first rows, and padding up to `size`."""
-        count = plan.num_seqs
-        _put(self.token_ids, token_ids, size, 0)
-        _put(self.positions, plan.positions, size, 0)
-        _put(self.lens, plan.seq_lens, size, SEES_NOTHING)
-        for group, (tables, slots) in enumerate(zip(plan.block_tables, plan.slot_mapping, strict=True)):
-            _put(self.slots[group], slots, size, NOWHERE)
-            rows = torch.from_numpy(tables[:, :columns].take(plan.seq_slots, axis=0))
-            self.tables[group, :count, :columns].copy_(rows)
-
-
-def _put(buffer: Tensor, values: NDArray[np.generic], size: int, padding: int) -> None:
-    """`values` at the start of `buffer`, then `padding` up to `size`."""
-    padded = np.full(size, padding, dtype=np.int64)
-    padded[: len(values)] = values
-    buffer[:size].copy_(torch.from_numpy(padded))
 
 
 class DecodeGraphs:
@@ -133,48 +103,109 @@ class DecodeGraphs:
         self._backend = backend
         self._graphs = graphs
         self._keeps_rows = keeps_rows
-        self._buffers: _Buffers | None = None
-        self._captured: dict[tuple[int, int], Run] = {}
+        self._tables: DeviceTables | None = None
+        self._steps: dict[tuple[int, int], _Step] = {}
         self._is_refused = False
 
     def serves(self, plan: Plan) -> bool:
         """Whether the plan is one that graphs are there for."""
-        return not self._is_refused and plan.num_tokens == plan.num_seqs <= SIZES[-1]
+        if self._is_refused or not plan.num_tokens == plan.num_seqs <= SIZES[-1]:
+            return False
+        # Sequences that share blocks may see more positions than the pool has.
+        return int(np.sum((plan.seq_lens + (PART - 1)) // PART)) <= self._most_parts(plan.num_seqs)
+
+    def follow(self, plan: Plan) -> None:
+        """See that the next step's tables are right after a plan that is run without a graph."""
+        if self._tables is not None:
+            self._tables.follow(plan)
 
     def forward(self, plan: Plan, token_ids: NDArray[np.int64]) -> Tensor | None:
-        """Logits [K, vocab] float32 of the plan's `sample_rows`; None if its graph cannot be captured."""
-        num_groups, max_seqs, max_blocks = plan.block_tables.shape
-        if self._buffers is None:
-            most = next((size for size in SIZES if size >= max_seqs), SIZES[-1])
-            # Not inference tensors, so that they may be filled inside and outside of inference mode.
-            with torch.inference_mode(mode=False):
-                self._buffers = _Buffers(most, num_groups, max_blocks, self._memory.device)
+        """Logits [K, vocab] float32 of the plan's `sample_rows`; None if its graph cannot be captured.
+
+        Graphs write their logits to the same place again.
+        """
+        if self._tables is None:
+            self._tables = DeviceTables(plan.block_tables.shape, self._memory.device)
         size = next(size for size in SIZES if size >= plan.num_seqs)
         parts = -(-int(plan.seq_lens.max()) // CONTEXT)
-        columns = min(max_blocks, -(-CONTEXT * (1 << (parts - 1).bit_length()) // self._memory.block_size))
-        self._buffers.fill(plan, token_ids, size, columns)
-        run = self._captured.get((size, columns))
-        if run is None:
+        columns = min(plan.block_tables.shape[2], -(-CONTEXT * (1 << (parts - 1).bit_length()) // self._memory.block_size))
+        step = self._steps.get((size, columns))
+        is_new = step is None
+        if step is None:
+            step = _Step(size, len(plan.block_tables), self._memory.device)
+        step.fill(plan, token_ids, self._tables)
+        if is_new:
             try:
-                run = self._graphs.capture(self._pass(self._buffers, size, columns))
+                step.run = self._graphs.capture(self._pass(step, self._tables, size, columns))
             except RuntimeError as error:
-                self._is_refused = True
+                self._is_refused, self._tables, self._steps = True, None, {}
                 _LOGGER.warning("decodes run without graphs: this model's forward cannot be captured: %s", error)
                 return None
-            self._captured[size, columns] = run
-        rows = torch.from_numpy(plan.sample_rows.astype(np.int64)).to(self._memory.device)
-        return run()[rows]
+            self._steps[size, columns] = step
+        logits = step.run()
+        self._tables.has_followed(plan)
+        if len(plan.sample_rows) == plan.num_seqs and np.array_equal(plan.sample_rows, np.arange(plan.num_seqs)):
+            return logits[: plan.num_seqs]
+        return logits[packed([plan.sample_rows.astype(np.int64)], self._memory.device)[0]]
 
-    def _pass(self, buffers: _Buffers, size: int, columns: int) -> Run:
+    def _most_parts(self, size: int) -> int:
+        """Of all contexts of a step together: those of a full pool, and a begun one for each sequence."""
+        return size + self._memory.num_blocks * self._memory.block_size // PART
+
+    def _pass(self, step: _Step, tables: DeviceTables, size: int, columns: int) -> Run:
         """A forward pass of `size` rows that see up to `columns` blocks."""
-        backend = self._backend()
-        starts, lens = buffers.starts[: size + 1], buffers.lens[:size]
-        steps = []
-        for tables, slots in zip(buffers.tables, buffers.slots, strict=True):
-            batch = AttentionBatch.unread(
-                tables[:size, :columns], starts, lens, self._memory.block_size, end_block=self._memory.num_blocks
-            )
-            steps.append(GroupStep(batch, slots[:size]))
-        context = PagedForward([steps[group] for group in self._groups], self._memory.layers, backend)
-        inputs = PackedInputs(buffers.token_ids[:size], buffers.positions[:size], buffers.rows[:size], context)
-        return lambda: packed_logits(self._loaded.model, inputs, keeps_rows=self._keeps_rows)
+        backend, memory, model = self._backend(), self._memory, self._loaded.model
+        token_ids, positions, slots, lens, seq_slots, places, blocks = step.parcel.device
+        starts = torch.arange(size + 1, dtype=torch.int32, device=memory.device)
+        every_row = torch.arange(size, device=memory.device)
+
+        def run() -> Tensor:
+            # Into the tables first: rows are taken out of them next.
+            tables.flat.index_copy_(0, places, blocks)
+            steps = []
+            for group, own in enumerate(slots):
+                rows = tables.tables[group, :, :columns].index_select(0, seq_slots)
+                # Made anew each time: what a batch derives from lengths must be derived again by each replay.
+                batch = AttentionBatch.unread(
+                    rows, starts, lens, memory.block_size, end_block=memory.num_blocks, most_parts=self._most_parts(size)
+                )
+                steps.append(GroupStep(batch, own))
+            context = PagedForward([steps[group] for group in self._groups], memory.layers, backend)
+            inputs = PackedInputs(token_ids, positions, every_row, context)
+            return packed_logits(model, inputs, keeps_rows=self._keeps_rows)
+
+        return run
+
+
+class _Step:
+    """What one graph reads, and the graph."""
+
+    run: Run
+
+    def __init__(self, size: int, num_groups: int, device: torch.device) -> None:
+        wide, narrow = np.int64, np.int32
+        own = ((size,), wide), ((size,), wide), ((num_groups, size), wide), ((size,), narrow), ((size,), narrow)
+        self.parcel = Parcel([*own, ((size,), wide), ((size,), narrow)], device)
+
+    def fill(self, plan: Plan, token_ids: NDArray[np.int64], tables: DeviceTables) -> None:
+        """The plan's arrays in the first rows, padding behind them, and what changed in the tables."""
+        places, blocks = tables.changes(plan)
+        to_ids, to_positions, to_slots, to_lens, to_seq_slots, to_places, to_blocks = self.parcel.open()
+        if len(places) > len(to_places):
+            tables.write((places, blocks))
+            places, blocks = places[:0], blocks[:0]
+        _put(to_ids, token_ids, 0)
+        _put(to_positions, plan.positions, 0)
+        _put(to_lens, plan.seq_lens, SEES_NOTHING)
+        _put(to_seq_slots, plan.seq_slots, 0)
+        for own, slots in zip(to_slots, plan.slot_mapping, strict=True):
+            _put(own, slots, NOWHERE)
+        _put(to_places, places, tables.nowhere)
+        _put(to_blocks, blocks, 0)
+        self.parcel.send()
+
+
+def _put(row: NDArray[Any], values: NDArray[Any], padding: int) -> None:
+    """`values` at the start of `row`, then `padding`."""
+    row[: len(values)] = values
+    row[len(values) :] = padding

@@ -6,7 +6,7 @@ whatever it mixes of prompts and decodes; the plan's arrays are read before it r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from .forward_context import GroupStep, PagedForward
 from .kv_memory import KVMemory
 from .loader import LoadedModel
 from .packed_forward import PackedInputs, packed_logits
+from .parcel import packed
 from .trace import takes
 
 if TYPE_CHECKING:
@@ -68,30 +69,35 @@ class ModelRunner:
             token_ids = plan.token_ids.astype(np.int64)
         self._memory.copy_rows(plan.copies)
         shared = self._shared(plan)
-        if self._graphs is not None and self._graphs.serves(plan) and not any(shared):
-            logits = self._graphs.forward(plan, token_ids)
-            if logits is not None:
-                return logits
-        inputs = PackedInputs(
-            token_ids=self._moved(token_ids),
-            positions=self._moved(plan.positions.astype(np.int64)),
-            rows=self._moved(plan.sample_rows.astype(np.int64)),
-            context=self._context(plan, shared),
-        )
-        return packed_logits(self._loaded.model, inputs, keeps_rows=self._keeps_rows)
+        if self._graphs is not None:
+            if self._graphs.serves(plan) and not any(shared):
+                logits = self._graphs.forward(plan, token_ids)
+                if logits is not None:
+                    return logits
+            self._graphs.follow(plan)
+        return packed_logits(self._loaded.model, self._inputs(plan, token_ids, shared), keeps_rows=self._keeps_rows)
 
-    def _context(self, plan: Plan, shared: list[Shared | None]) -> PagedForward:
-        """The step as attention sees it; only the columns that hold visible tokens are taken from the tables."""
-        block_size = self._memory.block_size
+    def _inputs(self, plan: Plan, token_ids: NDArray[np.int64], shared: list[Shared | None]) -> PackedInputs:
+        """The step on the model's device; only the columns that hold visible tokens are taken from the tables.
+
+        All is checked here, on the host, and brought to the device by one copy: nothing waits for the step before.
+        """
+        device, block_size = self._memory.device, self._memory.block_size
         columns = -(-int(plan.seq_lens.max()) // block_size)
-        starts, lens = torch.from_numpy(plan.query_starts.copy()), self._moved(plan.seq_lens.copy())  # starts: read on the CPU
+        tables = [table[:, :columns].take(plan.seq_slots, axis=0) for table in plan.block_tables]  # [S, columns] each
+        positions, rows = plan.positions.astype(np.int64), plan.sample_rows.astype(np.int64)
+        lengths, slots_of = (plan.query_starts.copy(), plan.seq_lens.copy()), plan.slot_mapping.copy()
+        host_starts, host_lens = (torch.from_numpy(array) for array in lengths)
+        arrays = (token_ids, positions, rows, *lengths, *slots_of, *tables)
+        ids, at, scored, starts, lens, *own = packed(arrays, device)
         steps = []
-        for group, (tables, slots) in enumerate(zip(plan.block_tables, plan.slot_mapping, strict=True)):
-            rows = self._moved(tables[:, :columns].take(plan.seq_slots, axis=0))  # [S, columns]
-            batch = AttentionBatch.build(rows, starts, lens, block_size, self._scratch)
-            own = shared[group]
-            steps.append(GroupStep(batch if own is None else batch.with_prefixes(*own), self._moved(slots.copy())))
-        return PagedForward([steps[group] for group in self._groups], self._memory.layers, self._backend)
+        for group, (slots, table) in enumerate(zip(own[: len(tables)], own[len(tables) :], strict=True)):
+            batch = AttentionBatch.build(torch.from_numpy(tables[group]), host_starts, host_lens, block_size, self._scratch)
+            if (prefixes := shared[group]) is not None:
+                batch = batch.with_prefixes(*prefixes)
+            steps.append(GroupStep(batch if device.type == "cpu" else batch.on_device(table, starts, lens), slots))
+        context = PagedForward([steps[group] for group in self._groups], self._memory.layers, self._backend)
+        return PackedInputs(token_ids=ids, positions=at, rows=scored, context=context)
 
     def _shared(self, plan: Plan) -> list[Shared | None]:
         """For each group of layers what sequences share, if kernels that read it once read enough less."""
@@ -108,8 +114,3 @@ class ModelRunner:
             if saved_positions * layer_bytes >= least:
                 shared[group] = (members.tolist(), starts.tolist(), blocks.tolist())
         return shared
-
-    def _moved(self, array: NDArray[Any]) -> Tensor:
-        """A tensor over `array`, which must be ours (a plan's memory is written again), on the model's device."""
-        tensor = torch.from_numpy(array)
-        return tensor if self._memory.device.type == "cpu" else tensor.to(self._memory.device, non_blocking=True)

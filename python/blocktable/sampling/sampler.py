@@ -3,7 +3,8 @@
 Before: `model/runner.py` brings the logits of `Plan.sample_rows`. After: `step_loop.py` hands the ids to
 `Scheduler.commit`. The parameters of a request stand in its row of flat arrays from admission to its end, so a steady step
 builds no object for a request. Always: a row's result is a function of its own logits, parameters, seed and output
-position, whoever else is in the step and in whatever order; a row whose logits hold no choice fails alone.
+position, whoever else is in the step and in whatever order; a row whose logits hold no choice fails alone; a device is
+waited for once a step, and once more if rows are drawn.
 
 Greedy rows are one argmax over the step. The others are drawn row by row (`draw.py`) on the host: logits on another device
 are copied over for those rows only, so that the same logits give the same ids on any device.
@@ -146,7 +147,7 @@ class Sampler:
             logits.numpy()[entries, ends] = -np.inf
             return
         with torch.inference_mode():  # logits made in that mode may be written in no other
-            logits[torch.from_numpy(entries).to(logits.device), torch.from_numpy(ends).to(logits.device)] = -torch.inf
+            logits[_sent(entries, logits), _sent(ends, logits)] = -torch.inf
 
     def _draw_rows(
         self,
@@ -159,7 +160,7 @@ class Sampler:
     ) -> list[int]:
         """Token ids of the entries `drawn`; `rows`, `positions` and `seeds` are theirs."""
         on_host = _is_on_host(logits)
-        chosen = logits.numpy() if on_host else logits[torch.from_numpy(drawn).to(logits.device)].cpu().numpy()
+        chosen = logits.numpy() if on_host else logits[_sent(drawn, logits)].cpu().numpy()
         numbers = uniforms(seeds, positions.astype(np.int64)).tolist()
         options = zip(
             drawn.tolist() if on_host else range(len(drawn)),
@@ -181,6 +182,12 @@ def _is_on_host(logits: torch.Tensor) -> bool:
     return logits.is_cpu
 
 
+def _sent(numbers: NDArray[np.int64] | NDArray[np.intp], logits: torch.Tensor) -> torch.Tensor:
+    """`numbers` where the logits are, without a wait for them."""
+    tensor = torch.from_numpy(numbers)
+    return (tensor.pin_memory() if logits.is_cuda else tensor).to(logits.device, non_blocking=True)
+
+
 def _best(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """[K] the lowest id of each entry's largest logit, and that logit; NaN counts as largest.
 
@@ -191,4 +198,6 @@ def _best(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]
         ids = table.argmax(axis=1)
         return ids.astype(np.int64, copy=False), table[np.arange(len(ids)), ids]
     values, indices = logits.max(dim=1)
-    return indices.cpu().numpy(), values.cpu().numpy()
+    # Side by side, so that one read brings both: it waits for the whole step.
+    bits, ids = torch.stack((values.view(torch.int32), indices.to(torch.int32))).cpu().numpy()
+    return ids.astype(np.int64), bits.view(np.float32)
