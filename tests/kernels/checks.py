@@ -182,18 +182,29 @@ def check_ids_above_65535(kernels: Implementation) -> None:
 
 def check_offsets_above_32_bits(kernels: Implementation) -> None:
     """Fault 127: a pool of more than 2^32 elements, of which only the pages that are touched exist."""
+    _check_far_blocks(kernels, 2**31 + 2, [2, 1])  # no multiple of 3: rows of the view are numbered as finely as elements
+
+
+def check_products_above_32_bits(kernels: Implementation) -> None:
+    """The same where block id and stride have 32 bits each, and their product more: cut, it is that of another block."""
+    _check_far_blocks(kernels, 2**22, [2**10 + 1, 1])
+
+
+def _check_far_blocks(kernels: Implementation, stride: int, blocks: list[int]) -> None:
+    """Rows stored into two blocks, the higher one first, and attended there."""
     shape = Shape(block_size=2, kv_heads=1, grouped=2, key_width=3, value_width=3, dtype=torch.float16)
-    stride, num_blocks = 2**31 + 2, 3  # no multiple of 3: rows of the view are numbered as finely as elements
+    num_blocks = blocks[0] + 1
     size = 2 * (stride * (num_blocks - 1) + 1024)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
     pool = torch.frombuffer(memory, dtype=torch.float16)
     k_cache = pool.as_strided((num_blocks, 1, 2, 3), (stride, 6, 3, 1), 0)
     v_cache = pool.as_strided((num_blocks, 1, 2, 3), (stride, 6, 3, 1), 6)
     case = make_case(shape, [Length(4, 4)])
-    case.tables[0, :2] = torch.tensor([2, 1])
-    slots = torch.tensor([4, 5, 2, 3])
+    case.tables[0, :2] = torch.tensor(blocks)
+    slots = torch.tensor([2 * block + offset for block in blocks for offset in (0, 1)])
     kernels.store_kv(case.keys[0], case.values[0], k_cache, v_cache, slots)
-    assert torch.equal(pool[2 * stride : 2 * stride + 6].view(2, 3), case.keys[0][:2, 0]), "the highest block was written"
+    highest = blocks[0] * stride
+    assert torch.equal(pool[highest : highest + 6].view(2, 3), case.keys[0][:2, 0]), "the highest block was written"
     assert_close(case.run(kernels, k_cache, v_cache), case.expected(), 4e-3)
 
 

@@ -39,9 +39,7 @@ VARIANTS = [
     ("split", "bfloat16", 128),
     ("cascade", "bfloat16", 128),
     ("rest", "bfloat16", 128),
-    ("decode-int8", "bfloat16", 128),
     ("decode-fp8", "bfloat16", 128),
-    ("split-int8", "bfloat16", 128),
     ("split-fp8", "bfloat16", 128),
     ("store", "bfloat16", 128),
     ("store-int8", "bfloat16", 128),
@@ -51,6 +49,9 @@ VARIANTS = [
 ]
 MORE = [
     ("decode", "float16", 64),
+    ("decode-int8", "bfloat16", 128),
+    *(("split-int8", "bfloat16", width) for width in (64, 128)),
+    ("split-fp8", "bfloat16", 64),
     *(("decode", dtype, width) for dtype in ("bfloat16", "float32") for width in (32, 64, 80, 96, 256)),
     *(("split", dtype, width) for dtype in ("bfloat16", "float32") for width in (64, 256)),
     ("split", "float32", 128),

@@ -1,9 +1,9 @@
 """Everything that only a GPU can show, in one command: `make gpu`, which is `python -m tests.kernels.on_gpu --report FILE`.
 
 Before: there is a GPU. After: a report to keep: each kernel against its twin or attention over positions, the race of the parts
-of a decode, captured steps against plain ones, and the figures beside their targets. Always: the first wrong answer ends it
-with code 1 and stands in the report; nothing is timed before its answer is right. `--device cpu --smoke` goes through all of it
-in Triton's interpreter, for the tests.
+of a decode, captured steps against plain ones, and the figures beside their targets (`gpu_figures.py`). Always: what is wrong
+stands in the report, which is written line by line, and makes the exit code 1; the rest is looked at all the same, since a GPU
+may be there for minutes only. `--device cpu --smoke` goes through all of it in Triton's interpreter, for the tests.
 """
 
 import argparse
@@ -13,8 +13,10 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import torch
@@ -22,27 +24,28 @@ import triton
 from torch import Tensor
 
 from blocktable import LLM, SamplingParams
-from blocktable.bench import attention as bench_attention
-from blocktable.bench.device_clock import Clock, clock_of
+from blocktable.engine import build
 from blocktable.kernels import (
     AttentionBatch,
     block_moves,
     quantised,
     reference,
+    rope,
     triton_attention,
     triton_blocks,
     triton_cascade,
     triton_decode,
+    triton_rope,
     triton_store,
 )
+from blocktable.model import attention_backend, decode_graphs
 from blocktable.model.decode_graphs import graphs_of
 from tests.engine.reference import generate_reference
 from tests.engine.tiny_llama import make_model, make_tokenizer
+from tests.kernels import gpu_figures
 from tests.kernels.checks import assert_close
 from tests.kernels.paged_case import Case, Length, Shape, make_case
 from tests.kernels.triton_cases import CASES, TOLERANCE, case_of
-
-MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -87,19 +90,28 @@ def decode_race(place: Place) -> Iterator[str]:
 
 
 def captured(place: Place) -> Iterator[str]:
-    """A bound decode in a graph of the device gives what it gives without."""
+    """A decode in a graph of the device gives what it gives without, for lengths that only the device knows."""
     graphs = graphs_of(place.device)
     if graphs is None:
         yield "left out: nothing captures on this device"
         return
-    case = make_case(Shape(key_width=64, value_width=64), [Length(1, 700), Length(1, 40)])
+    case = make_case(Shape(key_width=64, value_width=64), [Length(1, 1700), Length(1, 40)])
     q, k_cache, v_cache = place.tensors(case)
-    replay = graphs.capture(triton_decode.bind_decode(q, k_cache, v_cache, place.batch(case), **place.options(case)))
-    for _ in range(3):
-        assert_close(replay().cpu(), case.expected(), 1e-5)
-        q.neg_()
-        case.q.neg_()
-    yield "3 replays over changing queries"
+    tables, lens = case.tables.int().to(place.device), case.seq_lens.int().to(place.device)
+    starts, scratch = torch.arange(3, dtype=torch.int32, device=place.device), triton_decode.DecodeScratch()
+
+    def run() -> Tensor:
+        batch = AttentionBatch.unread(tables, starts, lens, 16, end_block=case.num_blocks, most_parts=6)
+        return triton_decode.paged_decode(q, k_cache, v_cache, batch, scratch=scratch, **place.options(case))
+
+    replay = graphs.capture(run)
+    for length in (1700, 1025, 512, 1):
+        lens[0] = length
+        # Eagerly, with lengths that are known.
+        batch = AttentionBatch.build(tables, case.query_starts, lens, 16)
+        expected = triton_attention.paged_attention(q, k_cache, v_cache, batch, **place.options(case))
+        assert_close(replay().cpu(), expected.cpu().double(), 1e-5)
+    yield "4 replays over changing lengths"
 
 
 def cascades(place: Place) -> Iterator[str]:
@@ -139,6 +151,22 @@ def stores(place: Place) -> Iterator[str]:
         yield f"{stored}"
 
 
+def ropes(place: Place) -> Iterator[str]:
+    """Rotation and store in one launch, against the twin."""
+    torch.manual_seed(0)
+    slots = torch.randperm(5 * 16)[:33]
+    slots[4] = -1
+    given = torch.randn(33, 6, 80), torch.randn(33, 3, 80), torch.randn(33, 3, 80), torch.randn(33, 64), torch.randn(33, 64)
+    found = []
+    for device, module in (("cpu", rope), (place.device, triton_rope)):
+        caches = [torch.zeros(5, 3, 16, 80, device=device) for _ in range(2)]
+        q = module.rope_store_kv(*(tensor.to(device) for tensor in given), *caches, slots.to(device))
+        found.append([tensor.cpu() for tensor in (q, *caches)])
+    for theirs, ours in zip(*found):
+        assert_close(ours, theirs.double(), 1e-5)
+    yield "33 tokens, 64 of 80 numbers of a head rotated"
+
+
 def moves(place: Place) -> Iterator[str]:
     """Blocks copied, gathered and scattered."""
     pools = [torch.arange(9.0 * 5000).view(9, 5000).to(device) for device in ("cpu", place.device)]
@@ -162,96 +190,33 @@ def engine(place: Place) -> Iterator[str]:
         return
     prompts = [[*range(40, 73), 5, 6, 7], [*range(40, 73), 9], [11, 12, 13, 14]]
     expected = generate_reference(make_model(), prompts, 24)
-    for cuda_graphs in (True, False):
-        llm = LLM(make_model(), tokenizer=make_tokenizer(), device="cuda", num_blocks=64, cuda_graphs=cuda_graphs)
-        wanted = SamplingParams(temperature=0, max_tokens=24)
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], wanted)
-        llm.shutdown()
-        assert [list(output.outputs[0].token_ids) for output in outputs] == expected, f"cuda_graphs={cuda_graphs}"
-        yield f"cuda_graphs={cuda_graphs}"
+    graphs = gpu_figures.Counted(decode_graphs.CudaGraphs())
+    own, build.graphs_of = build.graphs_of, lambda device: graphs
+    try:
+        for cuda_graphs in (True, False):
+            llm = LLM(make_model().to(place.device), tokenizer=make_tokenizer(), num_blocks=64, cuda_graphs=cuda_graphs)
+            wanted = SamplingParams(temperature=0, max_tokens=24)
+            before = graphs.captured
+            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], wanted)
+            llm.shutdown()
+            assert [list(output.outputs[0].token_ids) for output in outputs] == expected, f"cuda_graphs={cuda_graphs}"
+            captured = graphs.captured - before
+            assert bool(captured) == cuda_graphs, f"cuda_graphs={cuda_graphs}: {captured} steps were captured"
+            yield f"cuda_graphs={cuda_graphs}: {captured} steps captured"
+    finally:
+        build.graphs_of = own
 
 
-CHECKS: tuple[Callable[[Place], Iterator[str]], ...] = (attention, decode_race, captured, cascades, stores, moves, engine)
-
-
-def decodes(place: Place) -> Iterator[dict[str, Any]]:
-    """`bench attention`: few long contexts, many short ones."""
-    sizes = [(2, 40)] if place.is_smoke else [(1, 131072), (8, 8192), (17, 4096), (64, 4096), (256, 2048)]
-    parser = argparse.ArgumentParser()
-    bench_attention.add_options(parser)
-    for batch, context in sizes:
-        given = ["--batch", str(batch), "--context", str(context), "--heads", "32/8x128"]
-        given += ["--dtype", "float32", "--backend", "triton", "sdpa"] if place.is_smoke else ["--dtype", "bfloat16"]
-        options = parser.parse_args(given)
-        options.device, options.smoke = place.device.type, place.is_smoke
-        for row in bench_attention.rows(options):
-            is_large = 2 * batch * context * 8 * 128 * 2 >= 256 * MIB
-            target = ">= 0.85 of copy" if row["backend"] == "triton" and is_large else None
-            yield {"what": "decode", **row, "target": target, "met": target and (row["fraction_of_copy"] or 0) >= 0.85}
-
-
-def others(place: Place) -> Iterator[dict[str, Any]]:
-    """Stores, copies, one-byte rows and prompts, each beside its target."""
-    clock = clock_of(place.device, MIB if place.is_smoke else 1024 * MIB)
-    scale, dtype = 1 if place.is_smoke else 512, torch.float32 if place.is_smoke else torch.bfloat16
-    tokens, width = 16 * scale, 128
-    caches = [torch.zeros(scale + 1, 8, 16, width, dtype=dtype, device=place.device) for _ in range(2)]
-    k = torch.randn(tokens, 8, width, device=place.device).to(dtype)
-    slots = 16 + torch.randperm(tokens).to(place.device)
-    yield _share(clock, "store", 4 * k.nbytes, lambda: triton_store.store_kv(k, k, *caches, slots))
-    pool = torch.ones(2 * scale + 1, MIB // 4 if not place.is_smoke else 64, device=place.device)
-    pairs = torch.stack([torch.arange(scale), torch.arange(scale) + scale], 1).int().to(place.device)
-    yield _share(clock, "copy", 2 * scale * pool[0].nbytes, lambda: triton_blocks.copy_blocks(pool, pairs))
-    if place.is_smoke:
-        return
-    yield from _one_byte(place, clock)
-    length, heads = 8192, 32
-    case = torch.randn(length, heads, width, device=place.device).to(dtype)
-    tables = torch.arange(1, scale + 1, dtype=torch.int32, device=place.device).unsqueeze(0)
-    lens = torch.tensor([length], device=place.device)
-    batch = AttentionBatch.build(tables, torch.tensor([0, length]), lens, 16)
-    bound = triton_attention.bind_attention(case, *caches, batch, scale=width**-0.5)
-    bound()
-    seconds = min(clock.seconds(bound) for _ in range(5))
-    flops = 4 * length * length * heads * width / 2 / seconds
-    yield {
-        "what": "prefill",
-        "us": round(1e6 * seconds, 1),
-        "tflop_per_s": round(flops / 1e12, 1),
-        "target": ">= 400",
-        "met": flops >= 4e14,
-    }
-
-
-def _share(clock: Clock, what: str, num_bytes: int, run: Callable[[], object]) -> dict[str, Any]:
-    run()
-    seconds = min(clock.seconds(run) for _ in range(5))
-    share = num_bytes / seconds / max(clock.plain_speed() for _ in range(3))
-    return {
-        "what": what,
-        "us": round(1e6 * seconds, 1),
-        clock.figure: round(share, 3),
-        "target": ">= 0.85 of copy",
-        "met": share >= 0.85,
-    }
-
-
-def _one_byte(place: Place, clock: Clock) -> Iterator[dict[str, Any]]:
-    """Decodes over rows of one byte a number beside those over bfloat16, by the same kernel."""
-    blocks, context = 64 * 256, 4096
-    q = torch.randn(64, 32, 128, device=place.device).to(torch.bfloat16)
-    tables = torch.randperm(blocks).int().view(64, -1).to(place.device)
-    batch = AttentionBatch.build(tables, torch.arange(65), torch.full((64,), context, device=place.device), 16)
-    scales = {name: torch.ones(blocks, 8, 16, device=place.device) for name in ("k_scales", "v_scales")}
-    took = {}
-    for stored in (torch.bfloat16, torch.int8):
-        caches = [torch.ones(blocks, 8, 16, 128, device=place.device).to(stored) for _ in range(2)]
-        more = scales if stored == torch.int8 else {}
-        bound = triton_attention.bind_attention(q, *caches, batch, scale=0.1, **more)
-        bound()
-        took[stored] = min(clock.seconds(bound) for _ in range(5))
-    times = took[torch.bfloat16] / took[torch.int8]
-    yield {"what": "decode, int8 rows", "times_bfloat16": round(times, 2), "target": ">= 1.8", "met": times >= 1.8}
+CHECKS: tuple[Callable[[Place], Iterator[str]], ...] = (
+    attention,
+    decode_race,
+    captured,
+    cascades,
+    stores,
+    ropes,
+    moves,
+    engine,
+)
 
 
 def main(given: list[str]) -> int:
@@ -259,34 +224,60 @@ def main(given: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kernels.on_gpu")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--smoke", action="store_true", help="a little of everything")
+    names = [part.__name__ for part in (*CHECKS, *gpu_figures.PARTS)]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these parts (all)")
     parser.add_argument("--report", type=Path, help="also write it there")
     options = parser.parse_args(given)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("there is no GPU that torch can use", file=sys.stderr)
         return 2
     place = Place(torch.device(options.device), options.smoke)
-    lines = [f"# Kernels on {_name(place.device)}", "", *(f"- {line}" for line in _versions()), ""]
-    status = 0
-    try:
-        for line in _told(place):
-            print(line, flush=True)
-            lines.append(line)
-    except AssertionError as error:
-        lines.append(f"WRONG: {error}")
-        print(lines[-1], flush=True)
-        status = 1
-    if options.report is not None:
-        options.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return status
+    report = Report(options.report)
+    for line in (f"# Kernels on {_name(place.device)}", "", *(f"- {line}" for line in _versions()), ""):
+        report.write(line)
+    for check in (check for check in CHECKS if check.__name__ in options.only):
+        with report.telling(check.__name__):
+            for line in check(place):
+                report.write(f"- right: {check.__name__}: {line}")
+    for part in (part for part in gpu_figures.PARTS if part.__name__ in options.only):
+        with report.telling(part.__name__):
+            for row in part(place.device, is_smoke=place.is_smoke):
+                report.write(f"- {json.dumps(row)}")
+    report.write(f"- {report.verdict}")
+    return int(report.num_wrong > 0)
 
 
-def _told(place: Place) -> Iterator[str]:
-    for check in CHECKS:
-        for line in check(place):
-            yield f"- right: {check.__name__}: {line}"
-    for rows in (decodes, others):
-        for row in rows(place):
-            yield f"- {json.dumps(row)}"
+class Report:
+    """Lines that are printed, and kept at once, since the machine may be taken back in the middle."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.num_wrong = 0
+        self._missed = 0
+        self._path = path
+        if path is not None:
+            path.write_text("", encoding="utf-8")
+
+    def write(self, line: str) -> None:
+        print(line, flush=True)
+        self._missed += '"verdict": "MISSED"' in line
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
+    @contextmanager
+    def telling(self, name: str) -> Iterator[None]:
+        """What goes wrong inside is told and counted."""
+        try:
+            yield
+        except Exception as error:
+            self.num_wrong += 1
+            wrong = isinstance(error, AssertionError)
+            self.write(f"WRONG: {name}: {error}" if wrong else f"FAILED: {name}: {''.join(format_exception(error)[-4:])}")
+
+    @property
+    def verdict(self) -> str:
+        """The last line."""
+        return f"{self.num_wrong} checks wrong, {self._missed} targets missed"
 
 
 def _name(device: torch.device) -> str:
@@ -306,4 +297,6 @@ if __name__ == "__main__":
         from tests.kernels import interpreter
 
         interpreter.mend()
+        objection = attention_backend._objection
+        attention_backend._objection = lambda name, *rest: None if name == "triton" else objection(name, *rest)
     sys.exit(main(sys.argv[1:]))

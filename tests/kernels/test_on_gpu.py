@@ -1,5 +1,6 @@
 """The one command for a GPU: run whole where there is one, and gone through in Triton's interpreter where there is none."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,15 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("attention", "decode_race", "captured", "cascades", "stores", "moves", "engine")
+NAMES = ("attention", "decode_race", "captured", "cascades", "stores", "ropes", "moves", "engine")
+
+ROWS = {
+    *(("decode", backend) for backend in ("triton", "flex", "varlen", "sdpa", "dense")),
+    *(("prefill", backend) for backend in ("triton", "sdpa, dense")),
+    *((f"decode, rows of torch.{name}", None) for name in ("float8_e4m3fn", "int8")),
+    *((what, None) for what in ("store", "rope and store", "copy", "cascade", "host, a decode step")),
+}
+TARGETS = {"none", ">= 0.85 of copy", ">= 1.8", ">= 400 TFLOP/s", "<= 150 us"}
 
 
 def on_gpu(*options: str, interpreted: bool, tree: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -29,34 +38,49 @@ def test_the_kernels_are_right_on_a_gpu(tmp_path: Path) -> None:
     print(done.stdout)
 
 
+@pytest.mark.timeout(900)
 def test_the_command_goes_through_everything_and_keeps_a_report(tmp_path: Path) -> None:
     report = tmp_path / "report.md"
     done = on_gpu("--device", "cpu", "--smoke", "--report", str(report), interpreted=True)
     assert done.returncode == 0, done.stdout + done.stderr
     text = report.read_text(encoding="utf-8")
+    assert text == done.stdout
     assert all(f"- right: {name}: " in text for name in NAMES)
-    assert all(f'"what": "{what}"' in text for what in ("decode", "store", "copy"))
-    assert f"torch {torch.__version__}" in text
-    assert "WRONG" not in text
-
-
-def test_a_wrong_answer_ends_it_and_stands_in_the_report(tmp_path: Path) -> None:
-    """With a twin that rounds the wrong way, the stores are told."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import blocktable.kernels.quantised as twin\n"
-        "own = twin.quantise\n"
-        "twin.quantise = lambda rows, dtype: (own(rows, dtype)[0], own(rows, dtype)[1] * 1.5)\n",
-        encoding="utf-8",
+    rows = [json.loads(line[2:]) for line in text.splitlines() if line.startswith("- {")]
+    assert {(row["what"], row.get("backend")) for row in rows} == ROWS
+    assert all(
+        row["verdict"] in ("met", "MISSED") if row["target"] != "none" else row["verdict"] == "for comparison" for row in rows
     )
+    assert {row["target"] for row in rows} == TARGETS
+    assert f"torch {torch.__version__}" in text
+    assert "- 0 checks wrong, " in text
+
+
+SCALED = "quantised.quantise = lambda rows, dtype: (own(rows, dtype)[0], own(rows, dtype)[1] * 1.5)"
+WRONG = {
+    # A part: what is planted, what is told, a part behind it and what that tells
+    "stores": (SCALED, "WRONG: stores: torch.int8: ", "moves", "- right: moves: "),
+    "ropes": ("rope.rotated = lambda rows, cos, sin: rows", "WRONG: ropes: ", "moves", "- right: moves: "),
+    "moves": ("block_moves.copy_blocks = 1", "FAILED: moves: ", "engine", "- right: engine: "),
+    "one_byte": (SCALED, "WRONG: one_byte: rows of ", "shared_prefixes", '"what": "cascade"'),
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", WRONG)
+def test_a_wrong_answer_and_what_fails_stand_in_the_report(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a twin that is wrong, or none. The parts behind it are gone through all the same."""
+    planted, told, behind, told_there = WRONG[part]
+    lines = ["from blocktable.kernels import block_moves, quantised, rope", "own = quantised.quantise", planted]
+    (tmp_path / "sitecustomize.py").write_text("\n".join(lines), encoding="utf-8")
     report = tmp_path / "report.md"
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(tmp_path)
-    try:
-        done = on_gpu("--device", "cpu", "--smoke", "--report", str(report), interpreted=True)
-    finally:
-        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = on_gpu("--device", "cpu", "--smoke", "--only", part, behind, "--report", str(report), interpreted=True)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "WRONG: torch.int8: " in report.read_text(encoding="utf-8")
+    text = report.read_text(encoding="utf-8")
+    assert told in text
+    assert told_there in text
+    assert "- 1 checks wrong, " in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

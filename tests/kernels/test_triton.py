@@ -81,6 +81,7 @@ def test_rows_that_nobody_sees_never_matter(unseen: float) -> None:
 def test_offsets_and_ids_of_more_than_32_and_16_bits_are_exact() -> None:
     checks.check_ids_above_65535(TRITON)
     checks.check_offsets_above_32_bits(TRITON)
+    checks.check_products_above_32_bits(TRITON)
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 16])

@@ -146,6 +146,21 @@ MUTANTS = [
         decodes,
         ("triton_decode", "for other in range(before + used)", "for other in range(before + used - 1)"),
     ),
+    Mutant(
+        "offsets of rows are 32-bit",
+        checks.check_products_above_32_bits,
+        ("triton_tiles", "page = pages.to(tl.int64)", "page = pages.to(tl.int32)"),
+    ),
+    Mutant(
+        "offsets of slots are 32-bit",
+        checks.check_products_above_32_bits,
+        ("triton_store", "block = slot // block_size", "block = (slot // block_size).to(tl.int32)"),
+    ),
+    Mutant(
+        "ids of blocks are 16-bit",
+        checks.check_ids_above_65535,
+        ("triton_tiles", "page = pages.to(tl.int64)", "page = pages.to(tl.int16).to(tl.int64)"),
+    ),
     Mutant("a slot of -1 is written", stores, ("triton_store", "if slot >= 0:", "if slot >= -1:")),
     Mutant(
         "heads past the last are written", stores, ("triton_store", "(head < heads)[:, None] &", "(head <= heads)[:, None] &")

@@ -89,9 +89,41 @@ def test_an_attention_that_answers_wrongly_is_not_timed(capsys, monkeypatch):
     pytest.importorskip("torch", reason="attention needs the extra `engine`")
     from blocktable.bench import attention
 
-    gather = attention._gather_and_attend
-    monkeypatch.setattr(attention, "_gather_and_attend", lambda step, k, v: gather(step, k, v) + 1e-3)
-    assert "differs from the reference by 1.0e-03" in refused(capsys, "attention", "--smoke", "--backend", "sdpa")
+    for name, peer in tuple(attention.PEERS.items()):
+        if name == "varlen":  # on GPUs only
+            continue
+
+        def wrong(step, peer=peer):
+            attend = peer(step)
+            return lambda k_cache, v_cache: attend(k_cache, v_cache) + 1e-3
+
+        monkeypatch.setitem(attention.PEERS, name, wrong)
+        assert "differs from the reference by 1.0e-03" in refused(capsys, "attention", "--smoke", "--backend", name)
+
+
+@pytest.mark.parametrize("context", ["40", "128", "300"])
+def test_the_attention_of_peers_over_pages_and_side_by_side_is_right(capsys, context, monkeypatch):
+    pytest.importorskip("torch", reason="attention needs the extra `engine`")
+    from blocktable.bench import attention
+
+    monkeypatch.setattr(attention, "ROTATED_BYTES", 0)
+    given = ("--batch", "3", "--context", context, "--rounds", "1", "--heads", "9/3x64", "--backend", "flex", "dense")
+    assert [one["backend"] for one in bench(capsys, "attention", *given)] == ["flex", "dense"]
+
+
+@pytest.mark.parametrize(("context", "whole", "partial"), [(40, [], 0), (256, [0, 1], None), (300, [0, 1], 2)])
+def test_the_mask_of_flex_attention_names_the_pages_of_each_sequence(context, whole, partial):
+    """Compiled, it goes by these indices, which plain torch does not look at."""
+    torch = pytest.importorskip("torch", reason="attention needs the extra `engine`")
+    from blocktable.bench.torch_peers import FlexPages
+
+    pages = FlexPages(3, context, torch.device("cpu"))
+    for sequence, table in enumerate(pages.table.tolist()):
+        counts = [int(number[sequence]) for number in (pages.mask.full_kv_num_blocks, pages.mask.kv_num_blocks)]
+        assert counts == [len(whole), int(partial is not None)]
+        assert pages.mask.full_kv_indices[sequence, 0, 0, : len(whole)].tolist() == [table[page] for page in whole]
+        if partial is not None:
+            assert int(pages.mask.kv_indices[sequence, 0, 0, 0]) == table[partial]
 
 
 def test_one_algorithm_is_the_default(capsys):

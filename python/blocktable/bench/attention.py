@@ -5,16 +5,17 @@ every row of keys and values has been read, so that no cache holds them; each an
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtraError
+from . import torch_peers
 from .command import count
 from .device_clock import Clock, clock_of
 from .row import Row, check
+from .torch_peers import Attend
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 SUMMARY = """Attend one query of each sequence over paged keys and values. Needs the extra `engine`.
 
 Backends: cpu (SIMD, in place), triton (the kernels of GPUs), reference (plain torch), sdpa (torch's fused attention over keys
-and values gathered in the same step, the gather included), varlen (torch's own paged attention, on GPUs, where torch has it).
+and values gathered in the same step, the gather included), flex (torch's paged flex_attention, in pages of 128), varlen
+(torch's other paged attention, where torch has it), dense (torch's fused attention over keys and values that lie side by side
+already: a ceiling).
 fraction_of_read is the speed at which keys and values are read, over that of a plain sum over 512 MiB with as many threads,
 measured in turn in the same run; on a GPU fraction_of_copy, over that of a plain copy."""
 
@@ -32,8 +35,10 @@ TABLE = (
     "read_gb_per_s", "copy_gb_per_s", "fraction_of_read", "fraction_of_copy",
 )  # fmt: skip
 
-BACKENDS = {"cpu": ("cpu", "reference", "sdpa"), "cuda": ("triton", "varlen", "sdpa")}
+BACKENDS = {"cpu": ("cpu", "reference", "sdpa"), "cuda": ("triton", "flex", "varlen", "sdpa", "dense")}
 """By kind of device."""
+PEERS = {"sdpa": torch_peers.gathered, "dense": torch_peers.dense, "varlen": torch_peers.varlen, "flex": torch_peers.flex}
+"""torch's own."""
 HEADS = {"9/3x64": (9, 3, 64), "32/8x128": (32, 8, 128)}
 """Query heads / KV heads x width: SmolLM2-135M's, and the commonest of larger models."""
 BLOCK_SIZE = 16
@@ -45,7 +50,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-3}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How much, and on what."""
-    known = sorted({name for names in BACKENDS.values() for name in names})
+    known = sorted({*PEERS, *(name for names in BACKENDS.values() for name in names)})
     parser.add_argument("--backend", nargs="+", choices=known, help="(all of the device's)")
     parser.add_argument("--device", default="cpu", choices=list(BACKENDS), help="cpu (the default), cuda")
     parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS), help="query/KV heads x width (both)")
@@ -98,9 +103,6 @@ class Step:
         return 2 * len(self.q) * self.context * k_cache.shape[1] * k_cache.shape[3] * k_cache.element_size()
 
 
-Attend = Callable[["Tensor", "Tensor"], "Tensor"]
-
-
 def _make_step(options: argparse.Namespace, heads: str, rotated: int, device: "torch.device") -> Step:
     import torch
 
@@ -136,10 +138,8 @@ def _attention(backend: str, step: Step) -> Attend | None:
     """None for what this torch does not have."""
     from ..model.attention_backend import CPU
 
-    if backend == "sdpa":
-        return partial(_gather_and_attend, step)
-    if backend == "varlen":
-        return _varlen(step)
+    if backend in PEERS:
+        return PEERS[backend](step)
     if backend == "reference":
         return _reference(step)
     if backend == "triton":
@@ -159,54 +159,26 @@ def _reference(step: Step) -> Attend:
     return lambda k_cache, v_cache: REFERENCE.paged_attention(step.q, k_cache, v_cache, step.batch, scale=scale)
 
 
-def _varlen(step: Step) -> Attend | None:
-    """torch's paged attention, over copies in the layout that it takes, made once for each layer."""
-    import inspect
-
-    import torch
-
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    if "block_table" not in inspect.signature(varlen_attn).parameters or step.q.dtype == torch.float32:
-        return None
-    tables, starts, lens = step.batch.integers()
-    copies: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def attend(k_cache: "Tensor", v_cache: "Tensor") -> "Tensor":
-        key = k_cache.data_ptr()
-        if key not in copies:
-            copies[key] = (k_cache.transpose(1, 2).contiguous(), v_cache.transpose(1, 2).contiguous())
-        found = varlen_attn(
-            step.q, *copies[key], starts, None, 1, step.context,
-            enable_gqa=True, seqused_k=lens, block_table=tables, scale=step.q.shape[2] ** -0.5,
-        )  # fmt: skip
-        return found if isinstance(found, torch.Tensor) else found[0]
-
-    return attend
-
-
-def _gather_and_attend(step: Step, k_cache: "Tensor", v_cache: "Tensor") -> "Tensor":
-    """The obvious way: every sequence's blocks side by side, then torch's fused attention. All lengths are equal here."""
-    from torch.nn.functional import scaled_dot_product_attention
-
-    gathered: list[Tensor] = []
-    for cache in (k_cache, v_cache):
-        rows = cache[step.batch.block_tables.long()]  # [S, blocks, Hkv, B, D]
-        gathered.append(rows.transpose(1, 2).flatten(2, 3)[:, :, : step.context])
-    keys, values = gathered
-    return scaled_dot_product_attention(step.q.unsqueeze(2), keys, values, enable_gqa=True).squeeze(2)
-
-
 def _check_answer(attend: Attend, step: Step, dtype: str) -> None:
     import torch
 
     k_cache, v_cache = step.layers[-1]
     with torch.inference_mode():
-        found, expected = attend(k_cache, v_cache).float(), _reference(step)(k_cache, v_cache).float()
+        found, expected = attend(k_cache, v_cache).cpu().float(), _expected(step, k_cache, v_cache).float()
     worst = float((found - expected).abs().max())
     check(holds=worst <= TOLERANCE[dtype], what=f"it differs from the reference by {worst:.1e}")
+
+
+def _expected(step: Step, k_cache: "Tensor", v_cache: "Tensor") -> "Tensor":
+    """The reference's answer; to what a GPU answers the CPU's, since the reference would wait for the GPU at every step."""
+    if step.q.device.type == "cpu":
+        return _reference(step)(k_cache, v_cache)
+    from ..kernels import AttentionBatch
+    from ..model.attention_backend import CPU
+
+    tables, starts, lens = (numbers.cpu() for numbers in step.batch.integers())
+    batch = AttentionBatch.build(tables, starts, lens, BLOCK_SIZE)
+    return CPU.paged_attention(step.q.cpu(), k_cache.cpu(), v_cache.cpu(), batch, scale=step.q.shape[2] ** -0.5)
 
 
 def _figures(options: argparse.Namespace, backend: str, heads: str, attend: Attend, step: Step, clock: Clock) -> Row:

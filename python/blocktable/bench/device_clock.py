@@ -1,7 +1,8 @@
 """How long a device takes for something, and how fast it moves memory when it does nothing else.
 
-Before: a benchmark has something to run on a CPU or a GPU. After: its figures. Always: a GPU is timed by its own events, so
-that what launches work is not counted as long as it is ahead; the plain speed is measured over more bytes than any cache holds.
+Before: a benchmark has something to run on a CPU or a GPU. After: its figures. Always: a GPU is timed by its own events,
+and sleeps before them while it is told what to do, so that what launches work is not counted; the plain speed is measured over
+more bytes than any cache holds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
+
+
+SLEEP_CYCLES = 10_000_000
+"""About 5 ms: longer than it takes to launch what is timed."""
 
 
 class Clock(Protocol):
@@ -67,6 +72,7 @@ class GpuClock:
         import torch
 
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
         events[0].record()
         run()
         events[1].record()

@@ -17,6 +17,7 @@ from .geometry import KVGeometry, read_geometry
 from .limits import LengthLimit, length_limit
 from .linear_backend import use_torch_linears
 from .numeric_check import check_numbers
+from .rotating_attention import rotate_in_model
 from .self_check import check_config, check_trace, check_windows
 from .trace import AttentionTrace, trace_attention
 
@@ -83,6 +84,7 @@ def detach_model(model: PreTrainedModel, name: str = "model") -> bool:
 
 def _give_back(model: PreTrainedModel, previous: str, name: str) -> None:
     use_torch_linears(model)
+    rotate_in_model(model)
     unbind_layers(model)
     forget_slot(model)
     set_implementation(model, previous, name)

@@ -41,6 +41,8 @@ class AttentionBackend:
     paged_attention: Callable[..., Tensor]
     cascade: CascadeRule | None = None
     """When single queries are told what they share; None: never."""
+    rope_store_kv: Callable[..., Tensor] | None = None
+    """As `kernels/rope.py`; None: queries and keys come rotated."""
     for_graph: Callable[[], AttentionBackend] | None = None
     """The same kernels with memory of their own, for one captured graph; None: they cannot be captured."""
 
@@ -93,4 +95,6 @@ def _triton() -> AttentionBackend:
     from . import gpu_attention
 
     kernels = gpu_attention.GpuKernels()
-    return AttentionBackend("triton", kernels.store_kv, kernels.paged_attention, gpu_attention.CASCADE, _triton)
+    return AttentionBackend(
+        "triton", kernels.store_kv, kernels.paged_attention, gpu_attention.CASCADE, gpu_attention.rope_store_kv, _triton
+    )

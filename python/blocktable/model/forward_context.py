@@ -90,15 +90,31 @@ class PagedForward:
         if not q.dtype == k.dtype == v.dtype == k_cache.dtype:
             q, k, v = q.to(k_cache.dtype), k.to(k_cache.dtype), v.to(k_cache.dtype)
         self._backend.store_kv(k, v, k_cache, v_cache, step.slots)
+        return self._read(layer, q, options).unsqueeze(0).to(query.dtype)
+
+    def attend_rotated(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, angles: tuple[Tensor, Tensor], options: dict[str, Any]
+    ) -> Tensor | None:
+        """The same for q [T, Hq, Dk], k [T, Hkv, Dk] and v [T, Hkv, Dv] without positions, whose cosines and sines [T, R] are
+        `angles`: [T, Hq, Dv]. None if the backend cannot rotate them; nothing is written then.
+        """
+        k_cache, v_cache = self._layers[layer]
+        if self._backend.rope_store_kv is None or not q.dtype == k.dtype == v.dtype == k_cache.dtype:
+            return None
+        q = self._backend.rope_store_kv(q, k, v, *angles, k_cache, v_cache, self._steps[layer].slots)
+        return self._read(layer, q, options)
+
+    def _read(self, layer: int, q: Tensor, options: dict[str, Any]) -> Tensor:
+        """Attention over what lies in the caches: [T, Hq, Dv]."""
+        k_cache, v_cache = self._layers[layer]
         scaling = options["scaling"]
-        out = self._backend.paged_attention(
+        return self._backend.paged_attention(
             q,
             k_cache,
             v_cache,
-            step.batch,
+            self._steps[layer].batch,
             scale=q.shape[-1] ** -0.5 if scaling is None else float(scaling),
             window=options["sliding_window"] or 0,
             softcap=options["softcap"] or 0.0,
             sinks=options["s_aux"],
         )
-        return out.unsqueeze(0).to(query.dtype)

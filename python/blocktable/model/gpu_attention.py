@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..kernels import triton_attention, triton_cascade, triton_decode, triton_store
+from ..kernels import triton_attention, triton_cascade, triton_decode, triton_rope, triton_store
 from ..kernels.attention_batch import AttentionBatch
 from ..kernels.context_parts import PART
 from .attention_backend import CascadeRule
@@ -20,6 +20,10 @@ CASCADE = CascadeRule(positions=PART, bytes=32 << 20, bytes_instead_of_graph=256
 """A cascade is one launch more in every layer: 32 MiB less to read pay for about 7 us, at the 4.3 TB/s that an H200 copies at;
 published cascades lose below that. Where the step would be a graph, three launches of each layer, of about 16 us each on the
 host, must be paid for too."""
+
+
+rope_store_kv = triton_rope.rope_store_kv
+"""As `rope.rope_store_kv`."""
 
 
 class GpuKernels:

@@ -24,6 +24,7 @@ from .gguf_reading import gguf_read_once
 from .library_state import borrowed_libraries
 from .limits import LengthLimit
 from .linear_backend import LINEAR_BACKENDS, LinearChoice, choose_linears
+from .rotating_attention import rotate_in_store
 from .self_check import check_config
 from .source import ModelSource, SourceKind, resolve_source
 
@@ -139,6 +140,8 @@ def _prepare(
         model, linear_backend, attachment.trace
     )  # after the checks: a model that is refused stays as it was
     tell(f"linear layers: {linears}")
+    if model.get_input_embeddings().weight.device.type != "cpu":
+        tell(f"attention layers that rotate in their store: {rotate_in_store(model, attachment.trace)}")
     return attachment, linears
 
 
