@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 COMPILED = "starting point; builds without spills, with the loads, products and buffers that the gates ask for"
-SPILLS = "the tile, or the warps, of the other targets spill registers in the ahead-of-time build"
+SPILLS = "the tile, the warps or the stages of the other targets spill registers in the ahead-of-time build"
 SHARED = "the tile of the other targets needs more than 64 KiB of shared memory"
 EXACT = "products of float32 are exact and rows twice as wide: smaller tiles, two stages"
 SMALLEST = "the smallest that the language allows: the interpreter's cost is the number of operations"
@@ -76,13 +76,17 @@ _FULL = {
     128: Entry(Launch(32, 16, 8, 2), Launch(16, 16, 4, 2), EXACT),
     256: Entry(Launch(16, 16, 4, 2), Launch(16, 16, 4, 2), EXACT),
 }
+_FULL_OF = {
+    ("sm_80", 128): _FULL[128]._replace(prefill=Launch(32, 16, 8, 1), source=SPILLS),
+    ("sm_80", 256): _FULL[256]._replace(decode=Launch(16, 16, 8, 1), source=SPILLS),
+}
 
 
 def _entry(target: str, dtype: torch.dtype, head_class: int) -> Entry:
     if target == "interpreter":
         return Entry(Launch(16, 16, 1, 1), Launch(16, 16, 1, 1), SMALLEST)
     if dtype == torch.float32:
-        return _FULL[head_class]
+        return _FULL_OF.get((target, head_class), _FULL[head_class])
     return _HALF_OF.get((target, head_class), _HALF[head_class])
 
 

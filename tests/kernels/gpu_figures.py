@@ -171,7 +171,7 @@ def stored_rows(device: torch.device, *, is_smoke: bool) -> Iterator[Row]:
         torch.randn(2, tokens, 128, device=device).to(dtype),
     )
     run: Callable[[], Tensor] = lambda: triton_rope.rope_store_kv(q, k, v, *angles, *caches, slots)  # noqa: E731
-    _near(run(), rope.rotated(q, *angles).float(), 0.1, "rotated queries")
+    _near(run(), rope.rotated(q, *angles).float(), 0.5, "rotated queries")  # two bytes leave 0.25 of 32
     yield _share(clock, sizes.rounds, "rope and store", 2 * q.nbytes + 4 * k.nbytes + angles.nbytes, run, asked=False)
     pool = torch.randn(2 * scale + 1, sizes.block_numbers, device=device)
     pairs = torch.stack([torch.arange(scale), torch.arange(scale) + scale], 1).int().to(device)

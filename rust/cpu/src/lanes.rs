@@ -101,3 +101,31 @@ pub(crate) trait Lanes: Copy + Send + Sync {
         self.where_below(size, 0.625, small, large)
     }
 }
+
+/// Methods of a vector type of x86 that take and give vectors and numbers, each body one of the processor's own instructions.
+#[cfg(target_arch = "x86_64")]
+macro_rules! instructions {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty { $($body:tt)* })*) => {
+        $(#[inline(always)]
+        fn $name(self, $($argument: $type),*) -> $result {
+            // SAFETY: `self` proves that the processor has the instructions; none of these touches memory but its own array.
+            unsafe { $($body)* }
+        })*
+    };
+}
+
+/// Those that read or write memory.
+#[cfg(target_arch = "x86_64")]
+macro_rules! accesses {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty { $($body:tt)* })*) => {
+        $(#[inline(always)]
+        // SAFETY: the caller's, as the trait asks: the numbers that are read or written are there.
+        unsafe fn $name(self, $($argument: $type),*) -> $result {
+            // SAFETY: as above; `self` proves that the processor has the instructions. Masked lanes are not touched.
+            unsafe { $($body)* }
+        })*
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use {accesses, instructions};

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, accesses, instructions};
 
 /// The processor has AVX2, FMA and F16C. Made by [`crate::isa`] alone.
 #[derive(Clone, Copy)]
@@ -14,27 +14,6 @@ impl Avx2 {
             is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
         has.then_some(Avx2(()))
     }
-}
-
-macro_rules! instructions {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty { $($body:tt)* })*) => {
-        $(#[inline(always)]
-        fn $name(self, $($argument: $type),*) -> $result {
-            // SAFETY: `self` proves that the processor has the instructions; none of these touches memory but its own array.
-            unsafe { $($body)* }
-        })*
-    };
-}
-
-macro_rules! accesses {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty { $($body:tt)* })*) => {
-        $(#[inline(always)]
-        // SAFETY: the caller's, as the trait asks: the numbers that are read or written are there.
-        unsafe fn $name(self, $($argument: $type),*) -> $result {
-            // SAFETY: as above; `self` proves that the processor has the instructions. Masked lanes are not touched.
-            unsafe { $($body)* }
-        })*
-    };
 }
 
 impl Lanes for Avx2 {

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, accesses, instructions};
 
 /// The processor has AVX-512 F, BW, DQ and VL. Made by [`crate::isa`] alone.
 #[derive(Clone, Copy)]
@@ -19,27 +19,6 @@ impl Avx512 {
             && is_x86_feature_detected!("f16c");
         has.then_some(Avx512(()))
     }
-}
-
-macro_rules! instructions {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty { $($body:tt)* })*) => {
-        $(#[inline(always)]
-        fn $name(self, $($argument: $type),*) -> $result {
-            // SAFETY: `self` proves that the processor has the instructions; none of these touches memory.
-            unsafe { $($body)* }
-        })*
-    };
-}
-
-macro_rules! accesses {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty { $($body:tt)* })*) => {
-        $(#[inline(always)]
-        // SAFETY: the caller's, as the trait asks: the numbers that are read or written are there.
-        unsafe fn $name(self, $($argument: $type),*) -> $result {
-            // SAFETY: as above; `self` proves that the processor has the instructions. Masked lanes are not touched.
-            unsafe { $($body)* }
-        })*
-    };
 }
 
 impl Lanes for Avx512 {
