@@ -221,7 +221,9 @@ impl Driver {
         for at in 0..step.entries.len() {
             self.lose_copied(at);
             let entry = &step.entries[at];
-            if !entry.drafts.is_empty() && !self.step.as_ref().expect("a plan in flight").entries[at].is_stale {
+            let is_stale = self.step.as_ref().expect("a plan in flight").entries[at].is_stale;
+            self.expected.failed_tokens += if is_stale { 0 } else { entry.chunk as u64 };
+            if !entry.drafts.is_empty() && !is_stale {
                 self.seen.failed_drafts += entry.drafts.len();
                 self.forget_lookahead(entry.id, entry.start + 1);
             }
@@ -296,7 +298,9 @@ impl Driver {
             lost.extend(&entry.written);
             self.seen.put_back += 1;
             self.seen.put_back_to_nothing += usize::from(entry.kept == 0 && entry.lost_sight);
-            client.computed = entry.kept * self.scheduler.config().block_size as usize;
+            let kept = entry.kept * self.scheduler.config().block_size as usize;
+            self.expected.put_back_tokens += (client.computed - kept) as u64;
+            client.computed = kept;
             client.granted = client.computed;
             client.looks_again = true;
             if client.outputs().is_empty() && client.preemptions == 0 {
