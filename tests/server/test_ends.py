@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from blocktable import AsyncLLM
+from blocktable.server.generation import Generation
 from blocktable.server.limits import Limits
 from tests.engine.tiny_llama import MAX_MODEL_LEN
 from tests.text.samples import every_block
 
 from .conftest import MakeServer
-from .live import Live, events
+from .live import Live, events, open_request
 from .test_leaving import slow_model
 
 PROMPT = "Once upon a time"
@@ -48,6 +49,32 @@ def streamed(server: Live, ask: dict[str, Any]) -> tuple[str, Any, Any, Any]:
     assert all(choice["finish_reason"] is None for choice in choices[:-1])
     text = "".join(choice["text"] for choice in choices)
     return text, choices[-1]["finish_reason"], choices[-1]["stop_reason"], usage["usage"]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_end_of_a_stream_goes_along_with_its_last_text(shared: Live, chat: bool, n: int) -> None:
+    """One write, not three: text, usage and the last word."""
+    prompt = {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": PROMPT}
+    ask = prompt | {"max_tokens": 5, "ignore_eos": True, "n": n, "stream": True, "stream_options": {"include_usage": True}}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    with open_request(shared, path, ask) as connection, connection.makefile("rb") as lines:
+        while lines.readline() != b"\r\n":
+            pass
+        chunks = []
+        while size := int(lines.readline(), 16):
+            chunks.append(lines.read(size))
+            lines.readline()
+    assert [b"[DONE]" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert b'"finish_reason":"length"' in chunks[-1]
+    assert b'"completion_tokens":%d' % (5 * n) in chunks[-1]
+    assert b"".join(chunks).count(b'"finish_reason":"length"') == n
+
+
+def test_an_end_that_goes_alone_is_caught(shared: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Generation, "is_over", property(lambda generation: False))
+    with pytest.raises(AssertionError):
+        test_the_end_of_a_stream_goes_along_with_its_last_text(shared, False, 1)
 
 
 def greedy(**said: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from .errors import disagree
 from .generation import Generation, Tally, check_together
 from .protocol.chat import Answer, ChatChoice, ChatReply, ChatRequest
 from .serving import Call, Serving
-from .sse import DONE, Events
+from .sse import Events
 
 
 async def chat(serving: Serving, call: Call, ask: ChatRequest) -> ChatReply | AsyncGenerator[bytes, None]:
@@ -50,16 +50,17 @@ def _sampling(ask: ChatRequest) -> dict[str, Any]:
 
 
 async def _events(generation: Generation, *, includes_usage: bool) -> AsyncGenerator[bytes, None]:
-    events = Events(generation, "chat.completion.chunk", includes_usage=includes_usage)
+    events, last = Events(generation, "chat.completion.chunk", includes_usage=includes_usage), b""
     begun: set[int] = set()
     async with aclosing(generation.pieces()) as pieces:
         async for place, piece in pieces:
             role = b"" if place in begun else events.role(place)
             begun.add(place)
-            # A token may be half a character: nothing to tell yet.
-            if role or piece.text or piece.finish_reason is not None:
+            if generation.is_over:  # what follows is no wait, and goes along
+                last = role + events.content(place, piece)
+            elif role or piece.text or piece.finish_reason is not None:  # a token may be half a character: nothing to tell yet
                 yield role + events.content(place, piece)
-    yield events.usage() + DONE if includes_usage else DONE
+    yield last + events.end()
 
 
 def _choice(place: int, tally: Tally) -> ChatChoice:

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from .generation import Generation, Tally, check_together
 from .protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from .serving import Call, Serving
-from .sse import DONE, Events
+from .sse import Events
 
 
 async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> CompletionReply | AsyncGenerator[bytes, None]:
@@ -35,13 +35,14 @@ async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> Comp
 
 
 async def _events(generation: Generation, *, includes_usage: bool) -> AsyncGenerator[bytes, None]:
-    events = Events(generation, "text_completion", includes_usage=includes_usage)
+    events, last = Events(generation, "text_completion", includes_usage=includes_usage), b""
     async with aclosing(generation.pieces()) as pieces:
         async for place, piece in pieces:
-            # A token may be half a character: nothing to tell yet.
-            if piece.text or piece.finish_reason is not None:
+            if generation.is_over:  # what follows is no wait, and goes along
+                last = events.text(place, piece)
+            elif piece.text or piece.finish_reason is not None:  # a token may be half a character: nothing to tell yet
                 yield events.text(place, piece)
-    yield events.usage() + DONE if includes_usage else DONE
+    yield last + events.end()
 
 
 def _choice(place: int, tally: Tally) -> CompletionChoice:

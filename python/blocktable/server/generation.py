@@ -33,11 +33,13 @@ class Tally:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     last: Piece | None = None
+    is_over: bool = False
 
     def add(self, piece: Piece) -> None:
         """One more piece of it. Raises `ApiError` for an end that is no answer."""
         if piece.finish_reason is not None:
             check_end(piece)
+            self.is_over = True
         self.texts.append(piece.text)
         self.num_tokens += len(piece.token_ids)
         self.num_cached_tokens = piece.num_cached_tokens or self.num_cached_tokens
@@ -121,6 +123,11 @@ class Generation:
         async with aclosing(self.pieces()) as pieces:
             async for _ in pieces:
                 pass
+
+    @property
+    def is_over(self) -> bool:
+        """Every answer has had its end."""
+        return self.tallies[-1].is_over and all(tally.is_over for tally in self.tallies)
 
     @property
     def usage(self) -> Usage:

@@ -23,6 +23,7 @@ class Events:
     def __init__(self, generation: Generation, kind: str, *, includes_usage: bool) -> None:
         head = {"id": generation.id, "object": kind, "created": generation.created, "model": generation.model}
         self._generation = generation
+        self._includes_usage = includes_usage
         # The record is left open behind its last field.
         self._head = b"data: " + _encode(head)[:-1]
         # With the usage asked for, every event before the last says that it is not known yet.
@@ -53,9 +54,11 @@ class Events:
             self._tail,
         )
 
-    def usage(self) -> bytes:
-        """The usage, with no choices."""
-        return b'%b,"choices":[],"usage":%b}\n\n' % (self._head, _encode(self._generation.usage))
+    def end(self) -> bytes:
+        """The usage, with no choices, if it was asked for, and the word that ends a stream."""
+        if not self._includes_usage:
+            return DONE
+        return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._head, _encode(self._generation.usage), DONE)
 
 
 def error_event(error: ApiError) -> bytes:
