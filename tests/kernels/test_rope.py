@@ -128,7 +128,7 @@ def test_what_cannot_be_right_is_refused(rope_store: Any) -> None:
 
 MUTANTS: list[tuple[str, Change]] = [
     ("rope", ("rope", "torch.cat((-halves[1], halves[0]), -1)", "torch.cat((halves[1], -halves[0]), -1)")),
-    ("rope", ("rope", "rotated = _rotated(k, cos, sin)", "rotated = k")),
+    ("rope", ("rope", "turned = rotated(k, cos, sin)", "turned = k")),
     ("triton_rope", ("triton_rope", "tl.where((d < half)[None, :], -others, others)", "others")),
     ("triton_rope", ("triton_rope", "half = rotary // 2", "half = rotary // 4")),
     ("triton_rope", ("triton_rope", "is_turned = d < rotary", "is_turned = d >= 0")),
