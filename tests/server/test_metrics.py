@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -161,6 +162,11 @@ class Scenes:
     async def refusal(self) -> None:
         with suppress(BlocktableError):
             await read(self.client, request([1] * 3000, 100, "never"))
+        with suppress(BlocktableError):
+            await read(self.client, msgspec.structs.replace(request([1], 1, "odd"), priority=5))
+        # A step takes in one of them, and lasts longer than all of them need to come.
+        many = [request([100 + place] * 40, 2, f"m{place}") for place in range(12)]
+        await asyncio.gather(*(read(self.client, one) for one in many), return_exceptions=True)
 
     async def stop(self) -> None:
         process = self._supervisor.process_id
@@ -185,6 +191,7 @@ def scraped(launch: Launch) -> Iterator[dict[str, list[Values]]]:
     patch = pytest.MonkeyPatch()
     patch.setattr(metrics_module, "FRESH_S", 0.0)
     options: dict[str, Any] = {"num_blocks": 40, "max_num_seqs": 4, "overlap_depth": 2, "estimate_growth": False}
+    options |= {"max_waiting": 8}
     options |= {"max_num_batched_tokens": 40, "fake_step_ms": 10.0, "fake_token_us": 3000.0, "fake_raise_at": 1}
 
     async def main() -> dict[str, list[Values]]:
@@ -268,6 +275,12 @@ def test_names_that_autoscalers_and_gateways_read_are_there() -> None:
     names = {series.name for series in SERIES}
     assert {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"} <= names
     assert all(re.fullmatch(r"(vllm|blocktable):[a-z0-9_]+", name) for name in names)
+
+
+@pytest.mark.parametrize("kind", ["never_fits", "queue_full", "invalid_input"])
+def test_each_kind_of_refusal_is_counted_as_its_own(kind: str, scraped: dict[str, list[Values]]) -> None:
+    first, *_, last = (scrape["blocktable:requests_refused"] for scrape in scraped["refusal"])
+    assert sum(last[labels] - first[labels] for labels in last if json.loads(labels)["reason"] == kind) > 0
 
 
 def test_every_metric_that_the_dashboard_names_exists() -> None:
