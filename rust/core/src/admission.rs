@@ -252,7 +252,7 @@ impl Scheduler {
         for at in 0..self.flight.of(step).entries.len() {
             let entry = &self.flight.of(step).entries[at];
             let (seat, start, end, samples) =
-                (entry.seat(), entry.start(), entry.start() + entry.chunk(), entry.samples);
+                (entry.seat(), entry.start(), entry.start() + entry.chunk(), entry.samples());
             if samples {
                 self.waiting.policy.charge(self.asks[seat].tenant as usize, 1);
             }

@@ -204,7 +204,7 @@ impl Scheduler {
         for entry in flight.entries.iter().filter(live) {
             let request = self.request(entry.seat());
             let (rows, tokens) = &mut flying[entry.seat()];
-            (*rows, *tokens) = (*rows + entry.chunk(), *tokens + usize::from(entry.samples));
+            (*rows, *tokens) = (*rows + entry.chunk(), *tokens + usize::from(entry.samples()));
             let last = size.full_blocks(entry.start() + entry.chunk() - 1);
             if last >= request.table.len() {
                 return wrong("A5", format!("request {} writes past its table", request.id.0));

@@ -51,9 +51,11 @@ impl Scheduler {
         self.pool.end_leases(step);
         self.pool.read_to_publish(&self.flight.of(step).pending);
         let entries = self.flight.of(step).entries.len();
+        // Nearly always each sample has its token, which then stands in the sample's place.
+        let in_place = if tokens.len() + 1 == starts.len() { tokens } else { &[] };
         let (mut at, mut sample) = (0, 0);
         while at < entries {
-            let (count, end) = self.commit_decodes(step, at, tokens, &starts[sample..]);
+            let (count, end) = self.commit_decodes(step, at, in_place.get(sample..).unwrap_or(&[]));
             committed.accepted += count;
             (at, sample) = (at + count, sample + count);
             if let Some((seat, end)) = end {
@@ -63,7 +65,7 @@ impl Scheduler {
             let (here, Some(&entry)) = (at, self.flight.of(step).entries.get(at)) else { break };
             at += 1;
             let mut token = None;
-            if entry.samples {
+            if entry.samples() {
                 token = tokens[starts[sample] as usize..starts[sample + 1] as usize].first().copied();
                 sample += 1;
             }
@@ -85,7 +87,7 @@ impl Scheduler {
                 }
                 continue;
             }
-            self.confirm(step, here, entry.chunk() - usize::from(entry.samples && token.is_none()));
+            self.confirm(step, here, entry.chunk() - usize::from(entry.samples() && token.is_none()));
             if let Some(token) = token {
                 committed.accepted += 1;
                 self.accept(entry.seat(), token as TokenId, now_us, committed);
@@ -112,13 +114,13 @@ impl Scheduler {
                 continue;
             }
             if mutant::is_on(Mutant::NoRollbackOnFail) {
-                self.request_mut(entry.seat()).computed += entry.chunk() - usize::from(entry.samples);
+                self.request_mut(entry.seat()).computed += entry.chunk() - usize::from(entry.samples());
             }
             self.counters.failed_tokens += entry.chunk() as u64;
             self.note(entry.seat(), Reason::StepFailed { tokens: entry.chunk() as u32 });
             if mutant::is_on(Mutant::FailLeavesNext) && step + 1 == self.request(entry.seat()).planned_in {
                 self.withdraw(step, at, false);
-                self.request_mut(entry.seat()).land(entry.chunk(), 0, entry.samples);
+                self.request_mut(entry.seat()).land(entry.chunk(), 0, entry.samples());
                 continue;
             }
             self.lose_flight(step, entry.seat());
@@ -258,7 +260,7 @@ impl Scheduler {
         let (entry, all_pending) = (flight.entries[at], flight.rare(&flight.entries[at]).pending);
         let is_missing = kept < entry.chunk();
         let request = self.seats[entry.seat()].as_mut().expect("a seat in use");
-        request.land(entry.chunk(), kept + usize::from(mutant::is_on(Mutant::CountOneTooMany)), entry.samples);
+        request.land(entry.chunk(), kept + usize::from(mutant::is_on(Mutant::CountOneTooMany)), entry.samples());
         let end = entry.start() + kept;
         let is_ahead = request.in_flight().0 > 0;
         let mut withdrawn = false;
@@ -308,30 +310,30 @@ impl Scheduler {
         request.push(token)
     }
 
-    /// Commits the entries of step `step` from `at` on, as long as each is a row of a decode that completes no block and got its token:
-    /// from the requests' own lines. How many; and, if the last of them ended its request, its seat and how it ended. `starts` begins
-    /// with the sample of the first.
-    fn commit_decodes(
-        &mut self,
-        step: u64,
-        at: usize,
-        tokens: &[i64],
-        starts: &[i64],
-    ) -> (usize, Option<(usize, End)>) {
-        if mutant::is_on(Mutant::WastedTokenShown) {
+    /// Commits the entries of step `step` from `at` on, as long as each is a row of a decode, from the requests' own lines unless it
+    /// completes a block. `tokens` begins with the token of the first; where it ends, so does this. How many; and, if the last of them
+    /// ended its request, its seat and how it ended.
+    fn commit_decodes(&mut self, step: u64, at: usize, tokens: &[i64]) -> (usize, Option<(usize, End)>) {
+        if mutant::is_on(Mutant::WastedTokenShown) || mutant::is_on(Mutant::CountOneTooMany) {
             return (0, None);
         }
         let mut count = 0;
-        for (entry, brought) in self.flight.of(step).entries[at..].iter().zip(starts.windows(2)) {
+        let flight = self.flight.of(step);
+        for (entry, &token) in flight.entries[at..].iter().zip(tokens) {
             let Some(request) = self.seats[entry.seat()].as_mut() else { break };
-            let is_ordinary = entry.samples && entry.is_ordinary() && !request.is_watched();
-            if !is_ordinary || brought[0] == brought[1] || request.epoch != entry.epoch {
+            if !entry.is_plain_decode() || request.is_watched() || request.epoch != entry.epoch {
                 break;
             }
-            let kept = entry.chunk() + usize::from(mutant::is_on(Mutant::CountOneTooMany));
-            request.land(entry.chunk(), kept, true);
+            if let Some(filled) = entry.filled() {
+                if self.seen.is_some() {
+                    break;
+                }
+                self.pool.publish(flight.pending[filled]).expect("a block of this pool");
+                request.published = self.block_size.full_blocks(entry.start() + 1);
+            }
+            request.land_decode();
             count += 1;
-            if let Some(end) = request.push(tokens[brought[0] as usize] as TokenId) {
+            if let Some(end) = request.push_unwatched(token as TokenId) {
                 return (count, Some((entry.seat(), end)));
             }
         }

@@ -19,13 +19,18 @@ pub(crate) struct Entry {
     seat: u32,
     /// First row that the step writes.
     start: u32,
-    /// Rows that it writes.
+    /// Rows that it writes, and [`SAMPLES`] if the step brings a token for it.
     chunk: u32,
-    /// Its place among [`Flight::rare`], or [`ORDINARY`].
+    /// Its place among [`Flight::rare`]; or [`FILLS`] and the place of the one block that it fills among [`Flight::pending`], if nothing
+    /// else is to be said of it; or [`ORDINARY`].
     rare: u32,
-    /// Whether the step brings a token for it.
-    pub samples: bool,
 }
+
+/// Beside the rows of an entry: the step brings a token for it.
+const SAMPLES: u32 = 1 << 31;
+
+/// From here on `rare` is no place among [`Flight::rare`].
+const FILLS: u32 = 1 << 31;
 
 /// Nothing is to be said of an entry beside its rows.
 const ORDINARY: u32 = u32::MAX;
@@ -33,7 +38,13 @@ const ORDINARY: u32 = u32::MAX;
 impl Entry {
     /// Rows `start..start + chunk` of the request at `seat`, and nothing else.
     pub fn new(seat: usize, epoch: u64, start: usize, chunk: usize, samples: bool) -> Self {
-        Entry { epoch, seat: seat as u32, start: start as u32, chunk: chunk as u32, rare: ORDINARY, samples }
+        let samples = if samples { SAMPLES } else { 0 };
+        Entry { epoch, seat: seat as u32, start: start as u32, chunk: chunk as u32 | samples, rare: ORDINARY }
+    }
+
+    /// One row, which brings a token, and nothing else.
+    pub fn decode(seat: usize, epoch: u64, start: usize) -> Self {
+        Entry::new(seat, epoch, start, 1, true)
     }
 
     pub fn seat(&self) -> usize {
@@ -45,12 +56,22 @@ impl Entry {
     }
 
     pub fn chunk(&self) -> usize {
-        self.chunk as usize
+        (self.chunk & !SAMPLES) as usize
     }
 
-    /// Whether [`Flight::rare`] says nothing of it.
-    pub fn is_ordinary(&self) -> bool {
-        self.rare == ORDINARY
+    /// Whether the step brings a token for it.
+    pub fn samples(&self) -> bool {
+        self.chunk & SAMPLES > 0
+    }
+
+    /// Whether it is one row that brings a token, and [`Flight::rare`] says nothing of it.
+    pub fn is_plain_decode(&self) -> bool {
+        self.chunk == 1 | SAMPLES && self.rare >= FILLS
+    }
+
+    /// Place among [`Flight::pending`] of the one block that it fills, if that is all that is to be said of it.
+    pub fn filled(&self) -> Option<usize> {
+        (FILLS..ORDINARY).contains(&self.rare).then_some((self.rare & !FILLS) as usize)
     }
 }
 
@@ -107,17 +128,30 @@ impl Flight {
 
     /// What is to be said of `entry` beside its rows.
     pub fn rare(&self, entry: &Entry) -> Rare {
-        self.rare.get(entry.rare as usize).cloned().unwrap_or_default()
+        match entry.filled() {
+            Some(at) => Rare { pending: at..at + 1, ..Rare::default() },
+            None => self.rare.get(entry.rare as usize).cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Entry `at` fills these of [`Flight::pending`].
+    pub fn fill(&mut self, at: usize, pending: Range<usize>) {
+        let entry = &mut self.entries[at];
+        if entry.rare == ORDINARY && pending.len() == 1 {
+            entry.rare = FILLS | pending.start as u32;
+        } else {
+            self.rare_mut(at).pending = pending;
+        }
     }
 
     /// The same of entry `at`, to change it.
     pub fn rare_mut(&mut self, at: usize) -> &mut Rare {
-        let entry = &mut self.entries[at];
-        if entry.rare == ORDINARY {
-            entry.rare = self.rare.len() as u32;
-            self.rare.push(Rare::default());
+        let entry = self.entries[at];
+        if entry.rare >= FILLS {
+            self.entries[at].rare = self.rare.len() as u32;
+            self.rare.push(self.rare(&entry));
         }
-        &mut self.rare[entry.rare as usize]
+        &mut self.rare[self.entries[at].rare as usize]
     }
 
     /// Forgets everything but orphans.

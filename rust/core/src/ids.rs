@@ -43,6 +43,7 @@ impl Key {
 
     /// The name of the same tokens' content in group `group`, so that one hash serves all groups. Group 0 has the key itself.
     #[must_use]
+    #[inline]
     pub fn in_group(&self, group: usize) -> Key {
         if group == 0 || mutant::is_on(Mutant::OneKeyForAllGroups) {
             return *self;

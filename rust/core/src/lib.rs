@@ -82,6 +82,7 @@ mod recording_fields;
 #[cfg(not(feature = "mutants"))]
 mod refusal;
 mod room;
+mod row_arrays;
 mod seat_heap;
 mod seat_lane;
 mod seat_order;

@@ -234,6 +234,8 @@ mutants! {
     PreemptedToTail = "preempted_to_tail",
     /// Promised blocks are given to later requests.
     IgnorePromises = "ignore_promises",
+    /// A decode that has filled its block takes one that is promised to another.
+    DecodeTakesPromised = "decode_takes_promised",
     /// A growth that fails half way keeps what it took.
     PartialTake = "partial_take",
     /// The prefix index goes on naming a block whose content was forgotten.

@@ -7,11 +7,8 @@
 
 use std::ops::Range;
 
-use crate::block_size::BlockSize;
-use crate::block_table::BlockTable;
 use crate::config::Config;
-use crate::mutant::{self, Mutant};
-use crate::request::Request;
+use crate::row_arrays::RowArrays;
 
 /// Places of the arrays in the staging buffer. 64-bit arrays are counted in words, 32-bit arrays in half words.
 #[derive(Clone, Debug)]
@@ -139,24 +136,7 @@ pub struct Sizes {
 /// A plan while it is made. Its memory is kept from step to step, so that a steady step allocates nothing.
 #[derive(Debug, Default)]
 pub struct Draft {
-    /// S so far: so many entries of the arrays with one entry a sequence are filled.
-    seqs: usize,
-    /// T so far.
-    tokens: usize,
-    /// K so far.
-    samples: usize,
-    seq_slots: Box<[i32]>,
-    query_starts: Box<[i32]>,
-    seq_lens: Box<[i32]>,
-    token_ids: Box<[i32]>,
-    positions: Box<[i32]>,
-    token_sources: Box<[i32]>,
-    /// Slots in the first group.
-    slots: Box<[i64]>,
-    /// Slots in the groups behind it.
-    other_slots: Box<[Box<[i64]>]>,
-    sample_rows: Box<[i32]>,
-    sample_requests: Box<[i64]>,
+    pub(crate) rows: RowArrays,
     pub(crate) dirty: Vec<[i32; 4]>,
     pub(crate) dirty_ids: Vec<i32>,
     /// Group, source block, target block, rows.
@@ -166,46 +146,13 @@ pub struct Draft {
     pub(crate) ended: Vec<[i64; 2]>,
 }
 
-/// The next entries of a draft's arrays, to be filled.
-pub(crate) struct Rows<'a> {
-    /// T before them.
-    pub first_token: usize,
-    /// K before them.
-    pub first_sample: usize,
-    pub seq_slots: &'a mut [i32],
-    /// Where the tokens of each sequence end.
-    pub query_ends: &'a mut [i32],
-    pub seq_lens: &'a mut [i32],
-    pub token_ids: &'a mut [i32],
-    pub positions: &'a mut [i32],
-    pub token_sources: &'a mut [i32],
-    pub slots: &'a mut [i64],
-    pub sample_rows: &'a mut [i32],
-    pub sample_requests: &'a mut [i64],
-}
-
 impl Draft {
     /// A draft with room for the largest plan but the lists that are rarely long.
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let rows = config.rows() as usize;
-        let tokens = config.max_num_batched_tokens as usize;
-        let narrow = |len: usize| vec![0; len].into();
-        let wide = |len: usize| vec![0; len].into();
         Draft {
-            seqs: 0,
-            tokens: 0,
-            samples: 0,
-            seq_slots: narrow(rows),
-            query_starts: narrow(rows + 1),
-            seq_lens: narrow(rows),
-            token_ids: narrow(tokens),
-            positions: narrow(tokens),
-            token_sources: narrow(tokens),
-            slots: wide(tokens),
-            other_slots: (1..config.groups.len()).map(|_| wide(tokens)).collect(),
-            sample_rows: narrow(config.samples()),
-            sample_requests: wide(config.samples()),
+            rows: RowArrays::new(config),
             dirty: Vec::with_capacity(rows),
             dirty_ids: Vec::with_capacity(rows),
             copies: Vec::with_capacity(rows),
@@ -217,7 +164,7 @@ impl Draft {
 
     /// Empties every list.
     pub(crate) fn clear(&mut self) {
-        (self.seqs, self.tokens, self.samples) = (0, 0, 0);
+        self.rows.clear();
         self.dirty.clear();
         self.dirty_ids.clear();
         self.copies.clear();
@@ -226,93 +173,21 @@ impl Draft {
         self.ended.clear();
     }
 
-    /// T so far.
-    pub(crate) fn num_tokens(&self) -> usize {
-        self.tokens
-    }
-
-    /// K so far.
-    pub(crate) fn num_samples(&self) -> usize {
-        self.samples
-    }
-
-    /// The entries of so many more sequences, tokens and samples.
-    #[inline(always)]
-    pub(crate) fn more(&mut self, seqs: usize, tokens: usize, samples: usize) -> Rows<'_> {
-        let (seq, token, sample) = (self.seqs, self.tokens, self.samples);
-        (self.seqs, self.tokens, self.samples) = (seq + seqs, token + tokens, sample + samples);
-        Rows {
-            first_token: token,
-            first_sample: sample,
-            seq_slots: &mut self.seq_slots[seq..][..seqs],
-            query_ends: &mut self.query_starts[seq + 1..][..seqs],
-            seq_lens: &mut self.seq_lens[seq..][..seqs],
-            token_ids: &mut self.token_ids[token..][..tokens],
-            positions: &mut self.positions[token..][..tokens],
-            token_sources: &mut self.token_sources[token..][..tokens],
-            slots: &mut self.slots[token..][..tokens],
-            sample_rows: &mut self.sample_rows[sample..][..samples],
-            sample_requests: &mut self.sample_requests[sample..][..samples],
-        }
-    }
-
-    /// The last `count` sequences, of one token and one sample each, were not filled after all.
-    pub(crate) fn give_back(&mut self, count: usize) {
-        self.seqs -= count;
-        self.tokens -= count;
-        self.samples -= count;
-    }
-
-    /// Fills positions and slots of the last tokens, which are these rows of a request. It has blocks for them.
-    pub(crate) fn put_rows(&mut self, request: &Request, rows: Range<usize>, size: BlockSize) {
-        let tokens = self.tokens - rows.len()..self.tokens;
-        let positions = self.positions[tokens.clone()].iter_mut();
-        positions.zip(rows.clone()).for_each(|(to, position)| *to = position as i32);
-        let fill = |slots: &mut [i64], table: &BlockTable| {
-            let slots = slots[tokens.clone()].iter_mut();
-            if mutant::is_on(Mutant::ShortSlot) {
-                slots.zip(table.slot(rows.start, size)..).for_each(|(to, slot)| *to = slot);
-            } else {
-                slots.zip(rows.clone()).for_each(|(to, position)| *to = table.slot(position, size));
-            }
-        };
-        fill(&mut self.slots, &request.table);
-        for (slots, table) in self.other_slots.iter_mut().zip(&request.others) {
-            fill(slots, if mutant::is_on(Mutant::SlotsOfFirstGroup) { &request.table } else { table });
-        }
-    }
-
     /// Copies the lists to their places; returns how much of each place is filled.
     pub(crate) fn write(&self, step: u64, layout: &Layout, staging: &mut [i64]) -> Sizes {
-        fn put<T: Copy>(to: &mut [T], place: &Range<usize>, from: &[T]) {
-            to[place.clone()][..from.len()].copy_from_slice(from);
-        }
-        put(staging, &layout.slot_mapping, &self.slots[..self.tokens]);
-        let room = layout.slot_mapping.len() / (self.other_slots.len() + 1);
-        for (group, slots) in (1..).zip(&self.other_slots) {
-            let start = layout.slot_mapping.start + group * room;
-            put(staging, &(start..start + room), &slots[..self.tokens]);
-        }
-        put(staging, &layout.sample_requests, &self.sample_requests[..self.samples]);
-        put(staging, &layout.preempted, self.preempted.as_flattened());
-        put(staging, &layout.admitted, self.admitted.as_flattened());
-        put(staging, &layout.ended, self.ended.as_flattened());
         let halves: &mut [i32] = bytemuck::cast_slice_mut(staging);
-        put(halves, &layout.seq_slots, &self.seq_slots[..self.seqs]);
-        put(halves, &layout.query_starts, &self.query_starts[..=self.seqs]);
-        put(halves, &layout.seq_lens, &self.seq_lens[..self.seqs]);
-        put(halves, &layout.sample_rows, &self.sample_rows[..self.samples]);
-        put(halves, &layout.token_ids, &self.token_ids[..self.tokens]);
-        put(halves, &layout.positions, &self.positions[..self.tokens]);
-        put(halves, &layout.token_sources, &self.token_sources[..self.tokens]);
         put(halves, &layout.dirty, self.dirty.as_flattened());
         put(halves, &layout.dirty_ids, &self.dirty_ids);
         put(halves, &layout.copies, self.copies.as_flattened());
+        put(staging, &layout.preempted, self.preempted.as_flattened());
+        put(staging, &layout.admitted, self.admitted.as_flattened());
+        put(staging, &layout.ended, self.ended.as_flattened());
+        self.rows.write(layout, staging);
         Sizes {
             step,
-            seqs: self.seqs,
-            tokens: self.tokens,
-            samples: self.samples,
+            seqs: self.rows.num_seqs(),
+            tokens: self.rows.num_tokens(),
+            samples: self.rows.num_samples(),
             dirty: self.dirty.len(),
             dirty_ids: self.dirty_ids.len(),
             copies: self.copies.len(),
@@ -326,6 +201,11 @@ impl Draft {
     pub(crate) fn apply_to_tables(&self, shape: TableShape, tables: &mut [i32]) {
         shape.apply(&self.dirty, &self.dirty_ids, tables);
     }
+}
+
+/// Copies `from` to the start of `place`.
+pub(crate) fn put<T: Copy>(to: &mut [T], place: &Range<usize>, from: &[T]) {
+    to[place.clone()][..from.len()].copy_from_slice(from);
 }
 
 /// The shape of the block tables: [G, rows, max_blocks].

@@ -99,7 +99,7 @@ impl Scheduler {
         let samples = end == request.num_tokens_to_come();
         // With a token on its way, the step in flight brings theirs too.
         let siblings = if samples && source < 0 { request.siblings } else { 0 };
-        let rows = self.draft.more(1, chunk, usize::from(samples) + siblings as usize);
+        let rows = self.draft.rows.more(1, chunk, usize::from(samples) + siblings as usize);
         let tokens = rows.first_token + chunk;
         rows.seq_slots[0] = row.index() as i32;
         rows.seq_lens[0] = end as i32;
@@ -118,7 +118,7 @@ impl Scheduler {
             rows.token_ids.iter_mut().zip(known).for_each(|(to, &token)| *to = token as i32);
             rows.token_sources.fill(-1);
         }
-        self.draft.put_rows(request, start..end, size);
+        self.draft.rows.put(request, start..end, size);
         let step = self.steps + 1;
         let flight = self.flight.of_mut(step);
         let entry = flight.entries.len();
@@ -147,31 +147,36 @@ impl Scheduler {
         self.name_completed(seat, start, end);
     }
 
-    /// Adds the running requests from position `at` on, as long as each decodes inside a block of its own and there is budget: one token
-    /// for each, from two cache lines of each. The position of the first that needs a closer look.
+    /// Adds the running requests from position `at` on, as long as each decodes in a block of its own, or takes a free one, and there
+    /// is budget: one token for each, from two cache lines of each. The position of the first that needs a closer look.
     fn schedule_decodes(&mut self, at: usize, budget: &mut usize) -> usize {
         let (step, has_keys) = (self.steps + 1, self.config.enable_prefix_caching);
-        let running = &self.running[at..];
-        let most = running.len().min(*budget);
-        let rows = self.draft.more(most, most, most);
-        let entries = &mut self.flight.of_mut(step).entries;
+        let most = (self.running.len() - at).min(*budget);
+        // Out of the way of who takes a block, which touches none of them.
+        let running = std::mem::take(&mut self.running);
+        let mut arrays = std::mem::take(&mut self.draft.rows);
+        let mut entries = std::mem::take(&mut self.flight.of_mut(step).entries);
+        let mut rows = arrays.more(most, most, most);
+        let seats = &running[at..][..most];
         let mut wasted = 0;
         let mut count = 0;
         while count < most {
-            let seat = running[count];
+            let seat = seats[count];
             let Some(request) = &mut self.seats[seat] else { break };
-            let Some(next) = request.next_row() else { break };
+            let Some(next) = request.next_row() else {
+                if request.has_filled_block() && self.begin_block(seat) {
+                    continue;
+                }
+                break;
+            };
             request.fly(step, entries.len(), 1, Some(rows.first_sample + count));
             rows.seq_slots[count] = next.row.index() as i32;
-            rows.seq_lens[count] = next.position as i32 + 1;
             rows.token_ids[count] = next.token as i32;
             rows.token_sources[count] = next.source;
             rows.positions[count] = next.position as i32;
             rows.slots[count] = next.slot;
             rows.sample_requests[count] = next.id.0 as i64;
-            rows.sample_rows[count] = (rows.first_token + count) as i32;
-            rows.query_ends[count] = (rows.first_token + count) as i32 + 1;
-            entries.push(Entry::new(seat, next.epoch, next.position, 1, true));
+            entries.push(Entry::decode(seat, next.epoch, next.position));
             wasted += next.room;
             count += 1;
             if next.room > 0 {
@@ -188,7 +193,11 @@ impl Scheduler {
                 request.watch();
             }
         }
-        self.draft.give_back(most - count);
+        rows.follow_positions(count);
+        arrays.give_back(most - count);
+        self.draft.rows = arrays;
+        self.running = running;
+        self.flight.of_mut(step).entries = entries;
         self.counters.wasted_rows_sum += wasted as u64;
         *budget -= count;
         at + count
@@ -211,8 +220,13 @@ impl Scheduler {
         };
         self.pool.read_to_name(filled.iter().filter_map(name));
         for &seat in &filled {
-            let end = self.request(seat).next();
-            self.name_completed(seat, end - 1, end);
+            let (request, end) = (self.request(seat), self.request(seat).next());
+            if mutant::is_on(Mutant::KeyBeforeToken) {
+                self.name_completed(seat, end - 1, end);
+            } else if !request.is_mixed {
+                let full = self.block_size.full_blocks(end);
+                self.name_blocks(seat, full - 1..full);
+            }
         }
         self.filled = filled;
         self.filled.clear();
@@ -293,8 +307,7 @@ impl Scheduler {
         }
         let flight = self.flight.of_mut(step);
         if flight.pending.len() > first {
-            let pending = first..flight.pending.len();
-            flight.rare_mut(entry).pending = pending;
+            flight.fill(entry, first..flight.pending.len());
         }
     }
 
@@ -449,11 +462,11 @@ impl Scheduler {
         if flight.entries.is_empty() {
             return false;
         }
-        flight.samples = self.draft.num_samples();
+        flight.samples = self.draft.rows.num_samples();
         self.count_idle_sharers();
         let held = u64::from(self.pool.num_held());
         self.counters.steps += 1;
-        self.counters.scheduled_tokens += self.draft.num_tokens() as u64;
+        self.counters.scheduled_tokens += self.draft.rows.num_tokens() as u64;
         self.counters.taken_rows_sum += held * u64::from(self.config.block_size);
         self.counters.peak_blocks = self.counters.peak_blocks.max(held);
         true

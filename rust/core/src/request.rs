@@ -297,6 +297,11 @@ impl Request {
         Some(NextRow { row, position, token, source, slot, epoch: self.epoch, id: self.id, room })
     }
 
+    /// Whether it decodes, and the block that [`Request::foresee`] saw is full: its next row needs one more.
+    pub(crate) fn has_filled_block(&self) -> bool {
+        self.edge > 0 && self.next() == self.edge as usize && !self.ends_in_flight()
+    }
+
     /// The first row that no step has computed or is computing.
     pub(crate) fn next(&self) -> usize {
         self.computed + self.ahead as usize
@@ -332,6 +337,13 @@ impl Request {
         self.computed += kept;
         self.ahead = self.ahead.saturating_sub(chunk as u32);
         self.coming = self.coming.saturating_sub(u32::from(samples));
+    }
+
+    /// The one row of a decode is there, and so is its token.
+    pub(crate) fn land_decode(&mut self) {
+        self.computed += 1;
+        self.ahead -= 1;
+        self.coming -= 1;
     }
 
     /// Whether `epoch` is or was its own.
@@ -533,14 +545,33 @@ impl Request {
     /// Appends an output; the end that it brings, if any. A stop token comes before a limit that is reached at once.
     #[inline]
     pub(crate) fn push(&mut self, token: TokenId) -> Option<End> {
-        if usize::from(self.num_fresh) == FRESH {
-            self.settle();
+        self.append(token);
+        let is_stop = if self.watched { self.stops(token) } else { token == self.stop };
+        self.end_by(is_stop)
+    }
+
+    /// The same for one that is not watched.
+    #[inline]
+    pub(crate) fn push_unwatched(&mut self, token: TokenId) -> Option<End> {
+        self.append(token);
+        self.end_by(token == self.stop)
+    }
+
+    fn append(&mut self, token: TokenId) {
+        match self.fresh.get_mut(usize::from(self.num_fresh)) {
+            Some(place) => *place = token,
+            None => {
+                self.settle();
+                self.fresh[0] = token;
+            }
         }
-        self.fresh[usize::from(self.num_fresh)] = token;
         self.num_fresh += 1;
         self.len += 1;
         self.newest = token;
-        if self.watched { self.stops(token) } else { token == self.stop }.then_some(End::Stop).or(self.is_longest())
+    }
+
+    fn end_by(&self, is_stop: bool) -> Option<End> {
+        is_stop.then_some(End::Stop).or(self.is_longest())
     }
 
     fn is_longest(&self) -> Option<End> {

@@ -181,7 +181,7 @@ impl Scheduler {
         let (start, end) = (request.next(), request.next() + 1 + count);
         let (token, source) = request.next_token();
         let drafts = &request.drafts[..count];
-        let plan = self.draft.more(1, 1 + count, 1 + count);
+        let plan = self.draft.rows.more(1, 1 + count, 1 + count);
         let (tokens, sample) = (plan.first_token + 1 + count, plan.first_sample);
         plan.seq_slots[0] = row.index() as i32;
         plan.seq_lens[0] = end as i32;
@@ -192,7 +192,7 @@ impl Scheduler {
         plan.token_sources[1..].fill(-1);
         plan.sample_rows.iter_mut().zip(plan.first_token..).for_each(|(to, row)| *to = row as i32);
         plan.sample_requests.fill(request.id.0 as i64);
-        self.draft.put_rows(request, start..end, size);
+        self.draft.rows.put(request, start..end, size);
         let step = self.steps + 1;
         let flight = self.flight.of_mut(step);
         let entry = flight.entries.len();

@@ -1,4 +1,4 @@
-//! Memory that Python and the core both see, through the buffer protocol. The only `unsafe` of this crate, each use with its reason.
+//! Memory that Python and the core both see, through the buffer protocol. Beside `allocations.rs` the only `unsafe` of this crate, each use with its reason.
 //!
 //! [`Arena`] is memory that plans are written to and numpy views look at. [`with_ints`] reads a caller's integers without a copy,
 //! [`tensor`] borrows the memory of a tensor.

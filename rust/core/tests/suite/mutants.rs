@@ -156,6 +156,7 @@ rows! {
     never_expires: NeverExpires, ["books"], policy_checks::deadlines_pass;
     preempted_to_tail: PreemptedToTail, ["A6"], memory_runs_short;
     ignore_promises: IgnorePromises, ["A1"], two_long_prompts_run_in_chunks;
+    decode_takes_promised: DecodeTakesPromised, ["A1"], a_decode_fills_its_block_beside_a_prompt_in_chunks;
     partial_take: PartialTake, ["model"], random_pool_scripts;
     orphan_entry: OrphanEntry, ["A4"], cached_blocks_are_handed_out_again;
     stall_silently: StallSilently, ["A8"], a_lone_request_outgrows_the_pool;
@@ -1010,6 +1011,15 @@ fn two_long_prompts_run_in_chunks() -> Checked {
     let mut driver = Driver::new(chunks);
     driver.submit(prompt(1, 18), up_to(2))?;
     driver.submit(prompt(2, 20), up_to(2))?;
+    driver.drain()
+}
+
+/// Seven blocks: the second request was promised the six that the first does not hold, and needs them step by step.
+fn a_decode_fills_its_block_beside_a_prompt_in_chunks() -> Checked {
+    let chunks = Config { max_num_batched_tokens: 8, max_num_seqs: 4, long_prefill_threshold: 4, ..config(8, 4) };
+    let mut driver = Driver::new(chunks);
+    driver.submit(prompt(1, 3), up_to(4))?;
+    driver.submit(prompt(2, 23), up_to(2))?;
     driver.drain()
 }
 
