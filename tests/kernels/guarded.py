@@ -158,7 +158,7 @@ FAULTS: dict[str, tuple[str, Change]] = {
     # name: (run that must be ended, fault)
     "queries behind the last one": (
         "attention",
-        ("triton_attention", "mask=is_row[:, None] & (key_d < key_width)[None, :]", "mask=(key_d < key_width)[None, :]"),
+        ("triton_tiles", "mask=is_row[:, None] & (key_d < key_width)[None, :]", "mask=(key_d < key_width)[None, :]"),
     ),
     "answers behind the last one": (
         "attention",
@@ -187,11 +187,11 @@ FAULTS: dict[str, tuple[str, Change]] = {
     ),
     "partial results behind the last one": (
         "decode",
-        ("triton_decode", "mine = (pair * parts + before", "mine = ((pair + 1) * parts + before"),
+        ("triton_decode", "mine = ((place + before + part)", "mine = ((place + 99 + before + part)"),
     ),
     "a counter behind the last one": (
         "decode",
-        ("triton_decode", "tl.atomic_add(counter_ptr + pair,", "tl.atomic_add(counter_ptr + pair + 5,"),
+        ("triton_decode", "tl.atomic_add(counter, 1", "tl.atomic_add(counter + 5, 1"),
     ),
     "members behind the last one": ("cascade", ("triton_cascade", "row // grouped, mask=is_row, other=0)", "row // grouped)")),
     "a slot before the first": ("store", ("triton_store", "if slot >= 0:", "if slot >= -1:")),
