@@ -15,7 +15,7 @@ use crate::tensor::{Dtype, Tensor};
 /// Rows of a tile.
 const ROWS: usize = 4;
 /// Numbers of a row that a tile goes over at a time, at most: as many as keep its rows in the first-level cache.
-const DEPTH: usize = 1536;
+const DEPTH: usize = 768;
 /// Outputs of a panel: its weights and the block of rows stay in the second-level cache.
 pub(crate) const PANEL: usize = 24;
 /// Bytes of a block of rows.
@@ -102,42 +102,49 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// With tiles of `C` outputs.
+    /// With tiles of `C` outputs, whose weights stay in the first-level cache while all rows of the block pass.
     // SAFETY: as `multiply`.
     #[inline(always)]
     unsafe fn multiply_by<L: Lanes, const C: usize>(&self, lanes: L, block: Block, to: *mut f32, to_step: usize) {
         let (_, chunk) = self.chunks();
-        for column in (0..block.outputs).step_by(PANEL) {
-            let outputs = PANEL.min(block.outputs - column);
+        let mut column = 0;
+        while column < block.outputs {
+            let wide = if column + C <= block.outputs { C } else { 1 };
             let output = block.output + column;
-            let mut panel = Panel {
-                x: self.x.wrapping_add(block.row * self.x_step),
-                x_step: self.x_step,
-                weight: self.weight.wrapping_add(output * self.weight_step),
-                weight_step: self.weight_step,
-                depth: chunk.min(self.depth),
-                start: match self.bias {
-                    _ if self.adds => Start::Before,
-                    Some(bias) => Start::Bias(&bias[output..]),
-                    None => Start::Zero,
-                },
-                to: to.wrapping_add(column),
-                to_step,
-                ahead: outputs * self.weight_step,
-            };
+            let next = wide * self.weight_step;
             let mut first = 0;
             loop {
+                let depth = chunk.min(self.depth - first);
+                let is_last = first + depth >= self.depth || mutant::is(Mutant::DepthCut);
+                let part = Part {
+                    x: self.x.wrapping_add(block.row * self.x_step + first),
+                    x_step: self.x_step,
+                    weight: self.weight.wrapping_add(output * self.weight_step + first),
+                    weight_step: self.weight_step,
+                    depth,
+                    start: match self.bias {
+                        _ if self.adds || first > 0 => Start::Before,
+                        Some(bias) => Start::Bias(&bias[output..]),
+                        None => Start::Zero,
+                    },
+                    to: to.wrapping_add(column),
+                    to_step,
+                    ahead: if is_last { next.wrapping_sub(first) } else { depth },
+                };
                 // SAFETY: these outputs and rows are inside the block, and this part inside the depth.
-                unsafe { panel.multiply::<L, C>(lanes, block.rows, outputs) };
-                first += chunk;
-                if first >= self.depth || mutant::is(Mutant::DepthCut) {
+                unsafe {
+                    if wide == C {
+                        part.multiply::<L, C>(lanes, block.rows);
+                    } else {
+                        part.multiply::<L, 1>(lanes, block.rows);
+                    }
+                }
+                if is_last {
                     break;
                 }
-                panel.x = panel.x.wrapping_add(chunk);
-                panel.weight = panel.weight.wrapping_add(chunk);
-                panel.depth = chunk.min(self.depth - first);
-                panel.start = Start::Before;
+                first += depth;
             }
+            column += wide;
         }
     }
 }
@@ -151,8 +158,16 @@ enum Start<'a> {
     Before,
 }
 
-/// All rows of a block times a panel of outputs, over one part of the depth.
-struct Panel<'a> {
+/// Which of the outputs that come next a tile asks for, a line at each of its steps: all tiles over the same weights share them, so that
+/// memory is asked for evenly.
+#[derive(Clone, Copy)]
+struct Asks {
+    first: usize,
+    step: usize,
+}
+
+/// All rows of a block times a tile's outputs, over one part of the depth.
+struct Part<'a> {
     x: *const f32,
     x_step: usize,
     weight: *const f32,
@@ -161,71 +176,44 @@ struct Panel<'a> {
     start: Start<'a>,
     to: *mut f32,
     to_step: usize,
-    /// Numbers from a weight to the one that is at its place in the next panel.
+    /// Numbers from a weight to the one that is at its place in the part that comes next.
     ahead: usize,
 }
 
-impl Panel<'_> {
-    // SAFETY: the caller's: `rows` rows and `outputs` outputs are there to read and to write.
+impl Part<'_> {
+    // SAFETY: the caller's: `rows` rows and `C` outputs are there to read and to write.
     #[inline(always)]
-    unsafe fn multiply<L: Lanes, const C: usize>(&self, lanes: L, rows: usize, outputs: usize) {
-        for row in (0..rows).step_by(ROWS) {
-            let near = ROWS.min(rows - row);
-            let mut column = 0;
-            while column < outputs {
-                // SAFETY: the caller's.
-                unsafe {
-                    if column + C <= outputs {
-                        self.few_rows::<L, C>(lanes, row, near, column);
-                        column += C;
-                    } else {
-                        self.few_rows::<L, 1>(lanes, row, near, column);
-                        column += 1;
-                    }
+    unsafe fn multiply<L: Lanes, const C: usize>(&self, lanes: L, rows: usize) {
+        let tiles = rows.div_ceil(ROWS);
+        for tile in 0..tiles {
+            let row = tile * ROWS;
+            let asks = Asks { first: tile, step: tiles };
+            // SAFETY: the caller's.
+            unsafe {
+                match rows - row {
+                    1 => self.tile::<L, 1, C>(lanes, row, asks),
+                    2 => self.tile::<L, 2, C>(lanes, row, asks),
+                    3 => self.tile::<L, 3, C>(lanes, row, asks),
+                    _ => self.tile::<L, ROWS, C>(lanes, row, asks),
                 }
             }
         }
     }
 
-    /// `rows` rows from `row` on, a tile's at most, times `C` outputs from `column` on. The first tile over some weights asks for those of
-    /// the next panel, which come from memory, a line for each that it uses: asked for at once they would wait for each other.
+    /// `R` rows from `row` on times `C` outputs, asking for its share of the weights that come next.
     // SAFETY: as `multiply`.
     #[inline(always)]
-    unsafe fn few_rows<L: Lanes, const C: usize>(&self, lanes: L, row: usize, rows: usize, column: usize) {
-        // SAFETY: the caller's.
-        unsafe {
-            match (rows, row) {
-                (1, 0) => self.tile::<L, 1, C, true>(lanes, 0, column),
-                (2, 0) => self.tile::<L, 2, C, true>(lanes, 0, column),
-                (3, 0) => self.tile::<L, 3, C, true>(lanes, 0, column),
-                (_, 0) => self.tile::<L, ROWS, C, true>(lanes, 0, column),
-                (1, row) => self.tile::<L, 1, C, false>(lanes, row, column),
-                (2, row) => self.tile::<L, 2, C, false>(lanes, row, column),
-                (3, row) => self.tile::<L, 3, C, false>(lanes, row, column),
-                (_, row) => self.tile::<L, ROWS, C, false>(lanes, row, column),
-            }
-        }
-    }
-
-    /// `R` rows from `row` on times `C` outputs from `column` on.
-    // SAFETY: as `multiply`.
-    #[inline(always)]
-    unsafe fn tile<L: Lanes, const R: usize, const C: usize, const AHEAD: bool>(
-        &self,
-        lanes: L,
-        row: usize,
-        column: usize,
-    ) {
+    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, lanes: L, row: usize, asks: Asks) {
         let mut sums = [[lanes.splat(0.0); C]; R];
         let x: [*const f32; R] = std::array::from_fn(|r| self.x.wrapping_add((row + r) * self.x_step));
         let weight: [*const f32; C] =
-            std::array::from_fn(|c| self.weight.wrapping_add((column + c) * self.weight_step));
+            std::array::from_fn(|c| self.weight.wrapping_add(c * self.weight_step));
         let whole = self.depth / L::N * L::N;
         let mut k = 0;
         while k < whole {
-            if AHEAD && (k * size_of::<f32>()).is_multiple_of(LINE) {
-                for c in 0..C {
-                    lanes.prefetch(weight[c].wrapping_add(k + self.ahead).cast());
+            if (k * size_of::<f32>()).is_multiple_of(LINE) {
+                for c in (asks.first..C).step_by(asks.step) {
+                    lanes.prefetch(self.weight.wrapping_add(c * self.weight_step + k).wrapping_add(self.ahead).cast());
                 }
             }
             // SAFETY: `L::N` numbers of rows that are there.
@@ -264,10 +252,10 @@ impl Panel<'_> {
                 let (r, c) = of(first + i);
                 // SAFETY: an answer of this block.
                 unsafe {
-                    let to = self.to.add((row + r) * self.to_step + column + c);
+                    let to = self.to.add((row + r) * self.to_step + c);
                     let before = match self.start {
                         Start::Zero => 0.0,
-                        Start::Bias(bias) => bias[column + c],
+                        Start::Bias(bias) => bias[c],
                         Start::Before => *to,
                     };
                     *to = before + sum;
