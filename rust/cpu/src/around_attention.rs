@@ -6,16 +6,15 @@
 use crate::input::{Refusal, Sizes, check_dtype, numbers, refuse};
 use crate::isa::{Isa, Job};
 use crate::lanes::Lanes;
-use crate::linear::{Activation, Answers, GatedProduct, multiply_all};
+use crate::linear::{Activation, Answers, GatedProduct, Packed, ROWS, Target, each_strip, multiply_all};
 use crate::mutant::{self, Mutant};
-use crate::product::{Product, Rows};
+use crate::product::{Product, Start, Weight, norm};
 use crate::scratch::with_call_memory;
+use crate::strips::{Rows, Strip, Strips};
 use crate::team;
 use crate::tensor::{Dtype, Tensor};
 
-/// Rows that go through a half together.
-const ROWS: usize = 256;
-/// Rows of an item of the steps without products.
+/// Rows of an item that turns them.
 const ITEM: usize = 16;
 /// Numbers below which a second thread costs more than it gives there.
 const ALONE: usize = 1 << 15;
@@ -79,7 +78,7 @@ pub fn before_attention(inputs: &BeforeAttention<'_>, isa: Isa, threads: usize) 
     sizes.bind("M D", &inputs.cos)?;
     sizes.bind("M D", &inputs.sin)?;
     sizes.bind("M N", &inputs.out)?;
-    let norm = checked_norm(&inputs.norm, &mut sizes)?;
+    let norm_of = checked_norm(&inputs.norm, &mut sizes)?;
     let (hidden, cos, sin) = (Rows::of(&inputs.hidden)?, Rows::of(&inputs.cos)?, Rows::of(&inputs.sin)?);
     let outputs = letters.map(|letter| sizes.of(letter));
     let (all, found) = (outputs.iter().sum::<usize>(), sizes.of("N"));
@@ -99,30 +98,29 @@ pub fn before_attention(inputs: &BeforeAttention<'_>, isa: Isa, threads: usize) 
         }
     }
     let out = Answers::of(&inputs.out)?;
-    let mut products = Vec::with_capacity(3);
+    let mut weights = Vec::with_capacity(3);
     for weight in &inputs.weights {
-        products.push(Product::of(hidden, weight)?);
+        weights.push(Weight::of(weight)?);
     }
     let firsts = [0, outputs[0], outputs[0] + outputs[1]];
     let rows = sizes.of("M");
-    with_call_memory(ROWS.min(rows) * hidden.width, |normed| {
+    with_call_memory(Strips::room(ROWS.min(rows), hidden.width, isa.lanes()), |memory| {
         for row in (0..rows).step_by(ROWS) {
             let block = ROWS.min(rows - row);
-            let x = Normed { from: rows_from(hidden, row), norm, to: normed.as_mut_ptr() };
-            // SAFETY: `block` rows of hidden are there, and memory for as many.
-            unsafe { x.all(block, isa, threads) };
-            let own: [(Product<'_>, Answers); 3] = std::array::from_fn(|at| {
-                let product = Product { x: x.to, x_step: hidden.width, bias: biases[at], ..products[at] };
-                (product, Answers { to: out.to.wrapping_add(row * out.step + firsts[at]), step: out.step })
+            let x = Strips::whole(memory.as_mut_ptr(), hidden.width);
+            each_strip(block, hidden.width, isa, threads, |strip| {
+                // SAFETY: `block` rows of hidden are there, and memory for as many.
+                isa.run(Packed { strips: x, strip, from: hidden.from(row) });
+                isa.run(Normed { strip, from: x, norm: norm_of, to: x });
+            });
+            let own = out.from(row);
+            let products: [(Product<'_>, Target); 3] = std::array::from_fn(|at| {
+                let start = biases[at].map_or(Start::Zero, Start::Bias);
+                (Product { x, weight: weights[at], start }, Target::Rows(own.at(0, firsts[at])))
             });
             // SAFETY: every size was checked; the products' answers lie beside each other.
-            unsafe { multiply_all(&own, block, isa, threads) };
-            let turned = Turned {
-                to: Answers { to: out.to.wrapping_add(row * out.step), step: out.step },
-                cos: rows_from(cos, row),
-                sin: rows_from(sin, row),
-                heads: firsts[2] / width,
-            };
+            unsafe { multiply_all(&products, block, isa, threads) };
+            let turned = Turned { to: own, cos: cos.from(row), sin: sin.from(row), heads: firsts[2] / width };
             // SAFETY: as above; the answers' first numbers are those of the query and key heads.
             unsafe { turned.all(block, isa, threads) };
         }
@@ -140,54 +138,48 @@ pub fn after_attention(inputs: &AfterAttention<'_>, isa: Isa, threads: usize) ->
     sizes.bind("N K", &inputs.up)?;
     sizes.bind("K N", &inputs.down)?;
     sizes.bind("M K", &inputs.out)?;
-    let norm = checked_norm(&inputs.norm, &mut sizes)?;
+    let norm_of = checked_norm(&inputs.norm, &mut sizes)?;
     let (attended, hidden) = (Rows::of(&inputs.attended)?, Rows::of(&inputs.hidden)?);
-    let project = Product::of(attended, &inputs.project)?;
-    let (gate, up) = (Product::of(hidden, &inputs.gate)?, Product::of(hidden, &inputs.up)?);
-    let down = Product::of(hidden, &inputs.down)?;
+    let [project, gate, up, down] =
+        [Weight::of(&inputs.project)?, Weight::of(&inputs.gate)?, Weight::of(&inputs.up)?, Weight::of(&inputs.down)?];
     let out = Answers::of(&inputs.out)?;
     let (rows, width, between) = (sizes.of("M"), sizes.of("K"), sizes.of("N"));
-    let most = ROWS.min(rows);
-    with_call_memory(most * (width + between), |memory| {
-        let (normed, gated) = memory.split_at_mut(most * width);
+    let rooms =
+        [attended.width, width, width, between].map(|numbers| Strips::room(ROWS.min(rows), numbers, isa.lanes()));
+    with_call_memory(rooms.iter().sum(), |memory| {
+        let mut rest = memory.as_mut_ptr();
+        let mut part = |room: usize, numbers| {
+            let own = rest;
+            rest = rest.wrapping_add(room);
+            Strips::whole(own, numbers)
+        };
+        let x = part(rooms[0], attended.width);
+        let (sums, normed, gated) = (part(rooms[1], width), part(rooms[2], width), part(rooms[3], between));
         for row in (0..rows).step_by(ROWS) {
             let block = ROWS.min(rows - row);
-            let own = Answers { to: out.to.wrapping_add(row * out.step), step: out.step };
-            let residual = rows_from(hidden, row);
-            for at in 0..block {
-                // SAFETY: rows of hidden and of out, which is other memory.
-                unsafe {
-                    let (from, to) = (residual.at.add(at * residual.step), own.to.add(at * own.step));
-                    std::ptr::copy_nonoverlapping(from, to, width);
-                }
-            }
-            let project =
-                Product { x: attended.at.wrapping_add(row * attended.step), adds: !is_without_residual(), ..project };
-            // SAFETY: every size was checked; so for the calls below.
-            unsafe { multiply_all(&[(project, own)], block, isa, threads) };
-            let sums = Rows { at: own.to.cast_const(), step: own.step, width };
-            let x = Normed { from: sums, norm, to: normed.as_mut_ptr() };
-            let (x_at, x_step) = (x.to.cast_const(), width);
-            let gate = GatedProduct {
-                gate: Product { x: x_at, x_step, ..gate },
-                up: Product { x: x_at, x_step, ..up },
-                activation: inputs.activation,
-                answers: Answers { to: gated.as_mut_ptr(), step: between },
-            };
-            let down = Product { x: gate.answers.to, x_step: between, adds: true, ..down };
+            each_strip(block, attended.width + width, isa, threads, |strip| {
+                // SAFETY: `block` rows are there, and memory for as many; so for the calls below, and every size was checked.
+                isa.run(Packed { strips: x, strip, from: attended.from(row) });
+                isa.run(Packed { strips: sums, strip, from: hidden.from(row) });
+            });
+            let start = if mutant::is(Mutant::NoResidual) { Start::Zero } else { Start::Before(sums) };
             // SAFETY: as above.
             unsafe {
-                x.all(block, isa, threads);
-                gate.multiply(block, isa, threads);
-                multiply_all(&[(down, own)], block, isa, threads);
+                multiply_all(&[(Product { x, weight: project, start }, Target::Strips(sums))], block, isa, threads)
+            };
+            each_strip(block, width, isa, threads, |strip| {
+                isa.run(Normed { strip, from: sums, norm: norm_of, to: normed })
+            });
+            let (activation, to) = (inputs.activation, Target::Strips(gated));
+            let down = Product { x: gated, weight: down, start: Start::Before(sums) };
+            // SAFETY: as above.
+            unsafe {
+                GatedProduct { x: normed, gate, up, activation, to }.multiply(block, isa, threads);
+                multiply_all(&[(down, Target::Rows(out.from(row)))], block, isa, threads);
             }
         }
     });
     Ok(())
-}
-
-fn is_without_residual() -> bool {
-    mutant::is(Mutant::NoResidual)
 }
 
 fn checked_norm<'a>(norm: &Norm<'a>, sizes: &mut Sizes) -> Result<(&'a [f32], f32), Refusal> {
@@ -199,70 +191,20 @@ fn checked_norm<'a>(norm: &Norm<'a>, sizes: &mut Sizes) -> Result<(&'a [f32], f3
     Ok((numbers(&norm.weight, Dtype::F32)?, norm.eps))
 }
 
-fn rows_from(rows: Rows, row: usize) -> Rows {
-    Rows { at: rows.at.wrapping_add(row * rows.step), ..rows }
-}
-
-/// Rows on their way through a norm, to memory without gaps.
+/// A strip on its way through a norm.
 struct Normed<'a> {
-    from: Rows,
+    strip: Strip,
+    from: Strips,
     norm: (&'a [f32], f32),
-    to: *mut f32,
+    to: Strips,
 }
 
-// SAFETY: every item writes its own rows.
-unsafe impl Sync for Normed<'_> {}
-
-impl Normed<'_> {
-    // SAFETY: the caller's: `rows` rows are there to read and to write.
-    unsafe fn all(&self, rows: usize, isa: Isa, threads: usize) {
-        let threads = if rows * self.from.width < ALONE { 1 } else { threads };
-        team::run(threads, rows.div_ceil(ITEM), &|item| {
-            isa.run(NormedItem { whole: self, first: item * ITEM, rows: ITEM.min(rows - item * ITEM) });
-        });
-    }
-}
-
-struct NormedItem<'a> {
-    whole: &'a Normed<'a>,
-    first: usize,
-    rows: usize,
-}
-
-impl Job for NormedItem<'_> {
+impl Job for Normed<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let Normed { from, norm: (weight, eps), to } = self.whole;
-        let width = from.width;
-        let whole = width / L::N * L::N;
-        for row in self.first..self.first + self.rows {
-            let (from, to) = (from.at.wrapping_add(row * from.step), to.wrapping_add(row * width));
-            let mut squares = lanes.splat(0.0);
-            for k in (0..whole).step_by(L::N) {
-                // SAFETY: `L::N` numbers of a row that is there.
-                let x = unsafe { lanes.load(from.add(k)) };
-                squares = lanes.fma(x, x, squares);
-            }
-            let mut sum = lanes.sum(squares);
-            for k in whole..width {
-                // SAFETY: as above.
-                let x = unsafe { *from.add(k) };
-                sum += x * x;
-            }
-            let eps = if mutant::is(Mutant::NoEps) { 0.0 } else { *eps };
-            let share = 1.0 / (sum / width as f32 + eps).sqrt();
-            for k in (0..whole).step_by(L::N) {
-                // SAFETY: as above; the weight has as many numbers.
-                unsafe {
-                    let x = lanes.mul(lanes.load(from.add(k)), lanes.splat(share));
-                    lanes.store(to.add(k), lanes.mul(lanes.load(weight.as_ptr().add(k)), x));
-                }
-            }
-            for k in whole..width {
-                // SAFETY: as above.
-                unsafe { *to.add(k) = weight[k] * (*from.add(k) * share) };
-            }
-        }
+        let Normed { strip, from, norm: (weight, eps), to } = self;
+        // SAFETY: whoever made it has looked: the strip is there in both.
+        unsafe { norm(lanes, strip, from, to, weight, eps) };
     }
 }
 

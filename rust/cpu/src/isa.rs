@@ -68,6 +68,17 @@ impl Isa {
         }
     }
 
+    /// Numbers of a vector.
+    pub(crate) fn lanes(self) -> usize {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512(_) => Avx512::N,
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2(_) => Avx2::N,
+            Kind::Portable(_) => Portable::N,
+        }
+    }
+
     /// Runs `job`, compiled for these instructions.
     pub(crate) fn run(self, job: impl Job) {
         match self.0 {

@@ -3,6 +3,9 @@
 //! A value of a [`Lanes`] type is the proof that the processor has its instructions: only [`crate::isa`] makes one, after it looked.
 //! So arithmetic is safe to call, and what takes a pointer is not.
 
+/// Lanes of the widest vector.
+pub(crate) const MOST_LANES: usize = 16;
+
 /// A vector type of `N` float32 lanes. Every method is inlined into a function that is compiled for these instructions.
 pub(crate) trait Lanes: Copy + Send + Sync {
     /// The register.
@@ -61,8 +64,28 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// # Safety
     /// `to` has room for `N` numbers.
     unsafe fn store(self, to: *mut f32, v: Self::V);
+    /// The columns of a square of numbers, `N` of them: column j holds number j of every row; row i begins at `from + i * step`. Of the
+    /// rows that are not there, behind `rows`, the last one is taken.
+    ///
+    /// # Safety
+    /// `rows` from 1 to `N` rows of `N` numbers are there.
+    unsafe fn columns(self, from: *const f32, step: usize, rows: usize) -> [Self::V; MOST_LANES];
     /// Asks for the cache line at `at`, which may be any address, into the second-level cache.
     fn prefetch(self, at: *const u8);
+
+    /// Turns a square of numbers: its columns, as `columns` takes them, become rows from `to` on, `to_step` apart.
+    ///
+    /// # Safety
+    /// As `columns`, and there is room for `N` rows of `N` numbers.
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const f32, step: usize, rows: usize, to: *mut f32, to_step: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            for (j, column) in self.columns(from, step, rows).into_iter().enumerate().take(Self::N) {
+                self.store(to.add(j * to_step), column);
+            }
+        }
+    }
 
     /// e^x for x <= 88; exactly 0 below -87.
     #[inline(always)]

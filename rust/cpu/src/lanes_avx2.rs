@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::lanes::{Lanes, accesses, instructions};
+use crate::lanes::{Lanes, MOST_LANES, accesses, instructions};
 
 /// The processor has AVX2, FMA and F16C. Made by [`crate::isa`] alone.
 #[derive(Clone, Copy)]
@@ -86,6 +86,28 @@ impl Lanes for Avx2 {
             Avx2(()).load_f16(bits.as_ptr())
         }
         fn store(to: *mut f32, v: __m256) -> () { _mm256_storeu_ps(to, v) }
+        fn columns(from: *const f32, step: usize, rows: usize) -> [__m256; MOST_LANES] {
+            let mut row = [from; 8];
+            for (i, row) in row.iter_mut().enumerate() {
+                *row = from.add(i.min(rows - 1) * step);
+            }
+            let mut columns = [_mm256_setzero_ps(); MOST_LANES];
+            for q in 0..2 {
+                // Row i, then every fourth: a square of four columns in each four lanes, which is turned there.
+                let mut v = [_mm256_setzero_ps(); 4];
+                for (i, v) in v.iter_mut().enumerate() {
+                    *v = _mm256_castps128_ps256(_mm_loadu_ps(row[i].add(4 * q)));
+                    *v = _mm256_insertf128_ps::<1>(*v, _mm_loadu_ps(row[4 + i].add(4 * q)));
+                }
+                let (a, b) = (_mm256_unpacklo_ps(v[0], v[1]), _mm256_unpackhi_ps(v[0], v[1]));
+                let (c, d) = (_mm256_unpacklo_ps(v[2], v[3]), _mm256_unpackhi_ps(v[2], v[3]));
+                columns[4 * q] = _mm256_shuffle_ps::<0x44>(a, c);
+                columns[4 * q + 1] = _mm256_shuffle_ps::<0xee>(a, c);
+                columns[4 * q + 2] = _mm256_shuffle_ps::<0x44>(b, d);
+                columns[4 * q + 3] = _mm256_shuffle_ps::<0xee>(b, d);
+            }
+            columns
+        }
     }
 
     #[inline(always)]

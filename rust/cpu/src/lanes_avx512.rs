@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::lanes::{Lanes, accesses, instructions};
+use crate::lanes::{Lanes, MOST_LANES, accesses, instructions};
 
 /// The processor has AVX-512 F, BW, DQ and VL. Made by [`crate::isa`] alone.
 #[derive(Clone, Copy)]
@@ -81,6 +81,30 @@ impl Lanes for Avx512 {
             _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(((1u32 << count) - 1) as u16, from.cast()))
         }
         fn store(to: *mut f32, v: __m512) -> () { _mm512_storeu_ps(to, v) }
+        fn columns(from: *const f32, step: usize, rows: usize) -> [__m512; MOST_LANES] {
+            let mut row = [from; 16];
+            for (i, row) in row.iter_mut().enumerate() {
+                *row = from.add(i.min(rows - 1) * step);
+            }
+            let mut columns = [_mm512_setzero_ps(); MOST_LANES];
+            for q in 0..4 {
+                // Row i, then every fourth: a square of four columns in each four lanes, which is turned there.
+                let mut v = [_mm512_setzero_ps(); 4];
+                for (i, v) in v.iter_mut().enumerate() {
+                    *v = _mm512_castps128_ps512(_mm_loadu_ps(row[i].add(4 * q)));
+                    *v = _mm512_insertf32x4::<1>(*v, _mm_loadu_ps(row[4 + i].add(4 * q)));
+                    *v = _mm512_insertf32x4::<2>(*v, _mm_loadu_ps(row[8 + i].add(4 * q)));
+                    *v = _mm512_insertf32x4::<3>(*v, _mm_loadu_ps(row[12 + i].add(4 * q)));
+                }
+                let (a, b) = (_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+                let (c, d) = (_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+                columns[4 * q] = _mm512_shuffle_ps::<0x44>(a, c);
+                columns[4 * q + 1] = _mm512_shuffle_ps::<0xee>(a, c);
+                columns[4 * q + 2] = _mm512_shuffle_ps::<0x44>(b, d);
+                columns[4 * q + 3] = _mm512_shuffle_ps::<0xee>(b, d);
+            }
+            columns
+        }
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! 8 lanes in plain Rust, for every processor; the compiler makes of it what it can (SSE2, NEON).
 
 use crate::element::{bf16_to_f32, f16_to_f32};
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, MOST_LANES};
 
 /// Needs nothing.
 #[derive(Clone, Copy)]
@@ -148,6 +148,18 @@ impl Lanes for Portable {
     unsafe fn store(self, to: *mut f32, v: [f32; N]) {
         // SAFETY: as above.
         unsafe { to.cast::<[f32; N]>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    // SAFETY: the caller's: `rows` rows of `N` numbers.
+    unsafe fn columns(self, from: *const f32, step: usize, rows: usize) -> [[f32; N]; MOST_LANES] {
+        let mut columns = [[0.0; N]; MOST_LANES];
+        for (j, column) in columns.iter_mut().enumerate().take(N) {
+            for (i, number) in column.iter_mut().enumerate() {
+                // SAFETY: as above.
+                *number = unsafe { *from.add(i.min(rows - 1) * step + j) };
+            }
+        }
+        columns
     }
     #[inline(always)]
     fn prefetch(self, _at: *const u8) {}

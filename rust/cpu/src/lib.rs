@@ -32,6 +32,7 @@ mod product;
 mod scratch;
 mod softmax;
 mod store;
+mod strips;
 mod team;
 mod tensor;
 

@@ -1,11 +1,14 @@
 //! Linear layers: checks the tensors of a call, cuts the work into items and runs them.
 
+use std::ops::Range;
+
 use crate::input::{Refusal, Sizes, check_dtype, numbers, refuse};
 use crate::isa::{Isa, Job};
 use crate::lanes::Lanes;
 use crate::mutant::{self, Mutant};
-use crate::product::{Block, PANEL, Product, Rows};
-use crate::scratch::{Scratch, with_scratch};
+use crate::product::{Product, Start, Weight};
+use crate::scratch::{Scratch, with_call_memory, with_scratch};
+use crate::strips::{Rows, Strip, Strips, load, most, store};
 use crate::team;
 use crate::tensor::{Dtype, Tensor};
 
@@ -72,12 +75,22 @@ pub struct Gated<'a> {
     pub out: Tensor<'a>,
 }
 
+/// Rows that are laid side by side and multiplied together.
+pub(crate) const ROWS: usize = 256;
 /// Parts of the outputs, at least where they are whole panels: enough for threads to end at about the same time.
 const PARTS: usize = 16;
-/// Outputs of a gated item at most: its answers wait for each other in the caches.
+/// Outputs of an item are a multiple: whole tiles of any width.
+const PANEL: usize = 48;
+/// Outputs of an item at most: its answers wait in the caches until they are written as rows.
+const WIDEST: usize = 192;
+/// Outputs of a gated item at most: both answers wait.
 const GATED: usize = 96;
+/// Bytes of a block of rows: with the weights of a tile they stay in the second-level cache.
+const ROW_BYTES: usize = 400 << 10;
 /// Products of two numbers below which a second thread costs more than it gives.
 const ALONE: usize = 1 << 17;
+/// Numbers below which a second thread costs more than it gives, where they are only moved.
+const MOVED_ALONE: usize = 1 << 15;
 
 /// Multiplies, with `isa`'s instructions on up to `threads` threads. Refuses what does not fit before it writes anything.
 pub fn linear(inputs: &Linear<'_>, isa: Isa, threads: usize) -> Result<(), Refusal> {
@@ -85,14 +98,20 @@ pub fn linear(inputs: &Linear<'_>, isa: Isa, threads: usize) -> Result<(), Refus
     sizes.bind("M K", &inputs.x)?;
     sizes.bind("N K", &inputs.weight)?;
     sizes.bind("M N", &inputs.out)?;
-    let mut product = Product::of(Rows::of(&inputs.x)?, &inputs.weight)?;
-    if let Some(bias) = &inputs.bias {
-        sizes.bind("N", bias)?;
-        product.bias = Some(numbers(bias, Dtype::F32)?);
-    }
+    let (x, weight) = (Rows::of(&inputs.x)?, Weight::of(&inputs.weight)?);
+    let start = match &inputs.bias {
+        Some(bias) => {
+            sizes.bind("N", bias)?;
+            Start::Bias(numbers(bias, Dtype::F32)?)
+        }
+        None => Start::Zero,
+    };
     let answers = Answers::of(&inputs.out)?;
-    // SAFETY: the sizes are equal where they must be.
-    unsafe { multiply_all(&[(product, answers)], sizes.of("M"), isa, threads) };
+    in_blocks(x, sizes.of("M"), isa, threads, |x, first, rows| {
+        let to = Target::Rows(answers.from(first));
+        // SAFETY: the sizes are equal where they must be.
+        unsafe { multiply_all(&[(Product { x, weight, start }, to)], rows, isa, threads) };
+    });
     Ok(())
 }
 
@@ -103,19 +122,51 @@ pub fn gated(inputs: &Gated<'_>, isa: Isa, threads: usize) -> Result<(), Refusal
     sizes.bind("N K", &inputs.gate)?;
     sizes.bind("N K", &inputs.up)?;
     sizes.bind("M N", &inputs.out)?;
-    let x = Rows::of(&inputs.x)?;
-    let gate = GatedProduct {
-        gate: Product::of(x, &inputs.gate)?,
-        up: Product::of(x, &inputs.up)?,
-        activation: inputs.activation,
-        answers: Answers::of(&inputs.out)?,
-    };
-    // SAFETY: the sizes are equal where they must be.
-    unsafe { gate.multiply(sizes.of("M"), isa, threads) };
+    let (x, gate, up) = (Rows::of(&inputs.x)?, Weight::of(&inputs.gate)?, Weight::of(&inputs.up)?);
+    let answers = Answers::of(&inputs.out)?;
+    in_blocks(x, sizes.of("M"), isa, threads, |x, first, rows| {
+        let both = GatedProduct { x, gate, up, activation: inputs.activation, to: Target::Rows(answers.from(first)) };
+        // SAFETY: the sizes are equal where they must be.
+        unsafe { both.multiply(rows, isa, threads) };
+    });
     Ok(())
 }
 
-/// Where the answers of a product go.
+/// Lays the `rows` rows of x side by side, a block of them at a time, and runs `work` with each block, its first row and its rows.
+fn in_blocks(x: Rows, rows: usize, isa: Isa, threads: usize, mut work: impl FnMut(Strips, usize, usize)) {
+    with_call_memory(Strips::room(ROWS.min(rows), x.width, isa.lanes()), |memory| {
+        for first in (0..rows).step_by(ROWS) {
+            let block = ROWS.min(rows - first);
+            let strips = Strips::whole(memory.as_mut_ptr(), x.width);
+            // SAFETY: `block` rows of x are there, and memory for as many.
+            each_strip(block, x.width, isa, threads, |strip| isa.run(Packed { strips, strip, from: x.from(first) }));
+            work(strips, first, block);
+        }
+    });
+}
+
+/// Runs `work`, which moves `numbers` numbers for each row, for every strip of some rows.
+pub(crate) fn each_strip(rows: usize, numbers: usize, isa: Isa, threads: usize, work: impl Fn(Strip) + Sync) {
+    let threads = if rows * numbers < MOVED_ALONE { 1 } else { threads };
+    team::run(threads, Strip::count(rows, isa.lanes()), &|number| work(Strip::of(number, rows, isa.lanes())));
+}
+
+/// Lays the rows of a strip side by side.
+pub(crate) struct Packed {
+    pub(crate) strips: Strips,
+    pub(crate) strip: Strip,
+    pub(crate) from: Rows,
+}
+
+impl Job for Packed {
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        // SAFETY: whoever made it has looked: the rows are there, and room for them.
+        unsafe { self.strips.pack(lanes, self.strip, self.from) };
+    }
+}
+
+/// Where answers go as rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Answers {
     pub(crate) to: *mut f32,
@@ -123,7 +174,7 @@ pub(crate) struct Answers {
     pub(crate) step: usize,
 }
 
-// SAFETY: every item writes the answers of its own block.
+// SAFETY: every item writes the answers of its own rows and outputs.
 unsafe impl Sync for Answers {}
 
 impl Answers {
@@ -135,24 +186,47 @@ impl Answers {
         Ok(Answers { to: out.data.cast(), step: out.shape[1] })
     }
 
-    /// Where the answer of the block's first row and output goes.
-    fn at(&self, block: Block) -> *mut f32 {
-        self.to.wrapping_add(block.row * self.step + block.output)
+    /// Those from `row` on.
+    pub(crate) fn from(self, row: usize) -> Answers {
+        self.at(row, 0)
+    }
+
+    /// Those from an answer on.
+    pub(crate) fn at(self, row: usize, output: usize) -> Answers {
+        Answers { to: self.to.wrapping_add(row * self.step + output), ..self }
     }
 }
 
-/// How the answers of a product are cut into blocks.
+/// Where answers go.
+#[derive(Clone, Copy)]
+pub(crate) enum Target {
+    Rows(Answers),
+    Strips(Strips),
+}
+
+/// How the answers of a product are cut into blocks of whole strips.
 struct Cut {
     rows: usize,
     outputs: usize,
+    /// Strips of a block.
     tall: usize,
+    /// Outputs of a block.
     wide: usize,
+    lanes: usize,
+}
+
+/// Some strips and outputs.
+struct Block {
+    strips: Range<usize>,
+    outputs: Range<usize>,
 }
 
 impl Cut {
-    fn of(product: &Product<'_>, rows: usize, widest: usize) -> Cut {
-        let wide = product.outputs.div_ceil(PARTS).next_multiple_of(PANEL).clamp(PANEL, widest);
-        Cut { rows, outputs: product.outputs, tall: product.block_rows(), wide }
+    fn of(weight: &Weight, rows: usize, widest: usize, isa: Isa) -> Cut {
+        let lanes = isa.lanes();
+        let tall = (ROW_BYTES / (weight.depth() * most(lanes) * size_of::<f32>()).max(1)).max(1);
+        let wide = weight.outputs.div_ceil(PARTS).next_multiple_of(PANEL).clamp(PANEL, widest);
+        Cut { rows, outputs: weight.outputs, tall, wide, lanes }
     }
 
     fn across(&self) -> usize {
@@ -160,77 +234,118 @@ impl Cut {
     }
 
     fn blocks(&self) -> usize {
-        self.rows.div_ceil(self.tall) * self.across()
+        Strip::count(self.rows, self.lanes).div_ceil(self.tall) * self.across()
     }
 
     fn block(&self, number: usize) -> Block {
-        let (row, output) = (number / self.across() * self.tall, number % self.across() * self.wide);
-        Block { row, rows: self.tall.min(self.rows - row), output, outputs: self.wide.min(self.outputs - output) }
+        let (strip, output) = (number / self.across() * self.tall, number % self.across() * self.wide);
+        Block {
+            strips: strip..(strip + self.tall).min(Strip::count(self.rows, self.lanes)),
+            outputs: output..(output + self.wide).min(self.outputs),
+        }
     }
 }
 
-fn worth(threads: usize, rows: usize, product: &Product<'_>) -> usize {
-    if rows * product.outputs * product.depth < ALONE { 1 } else { threads }
+impl Block {
+    fn first_row(&self, lanes: usize) -> usize {
+        self.strips.start * most(lanes)
+    }
+
+    /// Numbers of memory for its answers.
+    fn room(&self, lanes: usize) -> usize {
+        self.strips.len() * most(lanes) * self.outputs.len()
+    }
+
+    /// Writes its answers, which are in `strips`, as rows.
+    // SAFETY: the caller's: they are there, and room for them.
+    #[inline(always)]
+    unsafe fn unpack<L: Lanes>(&self, lanes: L, rows: usize, strips: Strips, to: Answers) {
+        for number in self.strips.clone() {
+            let strip = Strip::of(number, rows, L::N);
+            let to = to.at(strip.first, self.outputs.start);
+            // SAFETY: the caller's.
+            unsafe { strips.unpack(lanes, strip, self.outputs.start, self.outputs.len(), to) };
+        }
+    }
+}
+
+fn worth(threads: usize, rows: usize, weight: &Weight) -> usize {
+    if rows * weight.outputs * weight.depth() < ALONE { 1 } else { threads }
 }
 
 /// Multiplies `rows` rows with several weights at once.
 ///
 /// # Safety
-/// The rows of x, the weights and the answers are there, and the answers do not overlap.
+/// The rows of x, the weights and the room for the answers are there, and the answers do not overlap.
 pub(crate) unsafe fn multiply_all<const P: usize>(
-    products: &[(Product<'_>, Answers); P],
+    products: &[(Product<'_>, Target); P],
     rows: usize,
     isa: Isa,
     threads: usize,
 ) {
-    let cuts: [Cut; P] = std::array::from_fn(|p| Cut::of(&products[p].0, rows, usize::MAX));
-    let threads = products.iter().map(|(product, _)| worth(threads, rows, product)).max().unwrap_or(1);
+    let cuts: [Cut; P] = std::array::from_fn(|p| Cut::of(&products[p].0.weight, rows, WIDEST, isa));
+    let threads = products.iter().map(|(product, _)| worth(threads, rows, &product.weight)).max().unwrap_or(1);
     team::run(threads, cuts.iter().map(Cut::blocks).sum(), &|mut number| {
         let mut own = 0;
         while number >= cuts[own].blocks() {
             number -= cuts[own].blocks();
             own += 1;
         }
-        let (product, answers) = &products[own];
-        isa.run(LinearItem { product, answers, block: cuts[own].block(number) });
+        let (product, target) = &products[own];
+        let block = cuts[own].block(number);
+        with_scratch(|scratch| isa.run(LinearItem { product, target: *target, rows, block, scratch }));
     });
 }
 
 /// Two products of the same rows, joined by a gate.
-pub(crate) struct GatedProduct<'a> {
-    pub(crate) gate: Product<'a>,
-    pub(crate) up: Product<'a>,
+pub(crate) struct GatedProduct {
+    pub(crate) x: Strips,
+    pub(crate) gate: Weight,
+    pub(crate) up: Weight,
     pub(crate) activation: Activation,
-    pub(crate) answers: Answers,
+    pub(crate) to: Target,
 }
 
-impl GatedProduct<'_> {
+impl GatedProduct {
     /// # Safety
     /// As `multiply_all`; both weights have as many outputs.
     pub(crate) unsafe fn multiply(&self, rows: usize, isa: Isa, threads: usize) {
-        let cut = Cut::of(&self.gate, rows, GATED);
+        let cut = Cut::of(&self.gate, rows, GATED, isa);
         team::run(worth(threads, rows, &self.gate), cut.blocks(), &|number| {
-            with_scratch(|scratch| isa.run(GatedItem { product: self, block: cut.block(number), scratch }));
+            let block = cut.block(number);
+            with_scratch(|scratch| isa.run(GatedItem { product: self, rows, block, scratch }));
         });
     }
 }
 
 struct LinearItem<'a> {
     product: &'a Product<'a>,
-    answers: &'a Answers,
+    target: Target,
+    rows: usize,
     block: Block,
+    scratch: &'a mut Scratch,
 }
 
 impl Job for LinearItem<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
+        let LinearItem { product, target, rows, block, scratch } = self;
+        let ([memory], _) = scratch.parts([block.room(L::N)]);
+        let own = Strips::part(memory.as_mut_ptr(), block.outputs.len(), block.first_row(L::N), block.outputs.start);
+        let to = if let Target::Strips(strips) = target { strips } else { own };
         // SAFETY: the product and the answers have the rows and outputs that blocks are cut from.
-        unsafe { self.product.multiply(lanes, self.block, self.answers.at(self.block), self.answers.step) };
+        unsafe {
+            product.multiply(lanes, rows, block.strips.clone(), block.outputs.clone(), to);
+            if let Target::Rows(answers) = target {
+                block.unpack(lanes, rows, own, answers);
+            }
+        }
     }
 }
 
 struct GatedItem<'a> {
-    product: &'a GatedProduct<'a>,
+    product: &'a GatedProduct,
+    rows: usize,
     block: Block,
     scratch: &'a mut Scratch,
 }
@@ -238,30 +353,37 @@ struct GatedItem<'a> {
 impl Job for GatedItem<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let GatedItem { product: GatedProduct { gate, up, activation, answers }, block, scratch } = self;
-        let wide = block.outputs.next_multiple_of(L::N);
-        let ([gates, ups], _) = scratch.parts([block.rows * wide, block.rows * wide]);
-        // SAFETY: as in `LinearItem`; the scratch has `wide` numbers for each row.
-        unsafe {
-            gate.multiply(lanes, block, gates.as_mut_ptr(), wide);
-            up.multiply(lanes, block, ups.as_mut_ptr(), wide);
+        let GatedItem { product: GatedProduct { x, gate, up, activation, to: target }, rows, block, scratch } = self;
+        let ([gates, ups], _) = scratch.parts([block.room(L::N); 2]);
+        let part = |memory: &mut [f32]| {
+            Strips::part(memory.as_mut_ptr(), block.outputs.len(), block.first_row(L::N), block.outputs.start)
+        };
+        let (own, ups) = (part(gates), part(ups));
+        let to = if let Target::Strips(strips) = target { *strips } else { own };
+        for (weight, to) in [(gate, to), (up, ups)] {
+            let product = Product { x: *x, weight: *weight, start: Start::Zero };
+            // SAFETY: as in `LinearItem`; the scratch has room for both.
+            unsafe { product.multiply(lanes, rows, block.strips.clone(), block.outputs.clone(), to) };
         }
-        for row in 0..block.rows {
-            let (gates, ups) = (&mut gates[row * wide..][..wide], &ups[row * wide..][..wide]);
-            for first in (0..wide).step_by(L::N) {
-                // SAFETY: `wide` is a multiple of the lanes.
+        for number in block.strips.clone() {
+            let strip = Strip::of(number, rows, L::N);
+            // The outputs of a strip lie one behind the other.
+            let all = block.outputs.len() * strip.width;
+            let (gates, ups) = (to.at(strip, block.outputs.start), ups.at(strip, block.outputs.start));
+            for first in (0..all).step_by(L::N) {
+                let count = L::N.min(all - first);
+                // SAFETY: the answers that were just written.
                 unsafe {
-                    let own = activation.of(lanes, lanes.load(gates.as_ptr().add(first)));
-                    let up = lanes.load(ups.as_ptr().add(first));
+                    let own = activation.of(lanes, load(lanes, gates.add(first), count));
+                    let up = load(lanes, ups.add(first), count);
                     let both = if mutant::is(Mutant::GateAlone) { own } else { lanes.mul(own, up) };
-                    lanes.store(gates.as_mut_ptr().add(first), both);
+                    store(lanes, gates.add(first), both, count);
                 }
             }
-            // SAFETY: a row of the block's answers.
-            unsafe {
-                let to = answers.at(block).add(row * answers.step);
-                std::ptr::copy_nonoverlapping(gates.as_ptr(), to, block.outputs);
-            }
+        }
+        if let Target::Rows(answers) = target {
+            // SAFETY: as above.
+            unsafe { block.unpack(lanes, rows, own, *answers) };
         }
     }
 }

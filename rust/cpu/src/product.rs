@@ -1,265 +1,372 @@
-//! x [rows, depth] times the rows of a weight [outputs, depth], both as torch keeps them: dot products of rows with rows.
+//! Rows times the rows of a weight [outputs, depth], which stays as torch keeps it.
 //!
-//! Before: `linear` has checked everything and cut the work. Always: what comes out for a row and an output depends on that row, that
-//! output's weights and nothing else, to the last bit: neither on the other rows nor on where tiles begin. So a request answers alone
-//! as it does in any batch.
+//! Before: `linear` has checked everything, laid the rows side by side and cut the work. Always: what comes out for a row and an output
+//! depends on that row, that output's weights and nothing else, to the last bit: neither on the other rows nor on where tiles begin,
+//! for every sum is taken in the order of the depth. So a request answers alone as it does in any batch.
 //!
-//! Nothing is packed: weights stay as they are loaded and are streamed once for each block of rows, which stays in the second-level
-//! cache; a tile of a few rows and a few outputs holds its sums in registers over the whole depth.
+//! Weights are not packed: they are streamed once for each block of rows. A tile of one or two vectors of rows and a few outputs holds
+//! its sums in registers over the whole depth, and each weight is one number for all lanes. Of few rows, which would leave lanes empty,
+//! the outputs take the lanes, and the weights are turned on their way to the registers.
 
-use crate::input::{Refusal, check_dtype, check_rows};
-use crate::lanes::Lanes;
+use std::hint::black_box;
+use std::ops::Range;
+
+use crate::input::Refusal;
+use crate::lanes::{Lanes, MOST_LANES};
 use crate::mutant::{self, Mutant};
-use crate::tensor::{Dtype, Tensor};
+use crate::strips::{FEW, Rows, Strip, Strips, load, store};
+use crate::tensor::Tensor;
 
-/// Rows of a tile.
-const ROWS: usize = 4;
-/// Numbers of a row that a tile goes over at a time, at most: as many as keep its rows in the first-level cache.
-const DEPTH: usize = 768;
-/// Outputs of a panel: its weights and the block of rows stay in the second-level cache.
-pub(crate) const PANEL: usize = 24;
-/// Bytes of a block of rows.
-const ROW_BYTES: usize = 200 << 10;
-const LINE: usize = 64;
+/// Numbers of a row that are added up by themselves: long sums of single numbers would lose digits.
+const DEPTH: usize = 512;
+/// Numbers of a cache line.
+const LINE: usize = 16;
+/// Numbers that few rows ask for ahead: more come too early, fewer too late (measured on Sapphire Rapids).
+const AHEAD: usize = 6 * LINE;
 
-/// Rows of float32 numbers: row r begins at `at + r * step`.
+/// A checked weight: one row of `rows.width` numbers for each output.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows {
-    pub(crate) at: *const f32,
-    pub(crate) step: usize,
-    /// Numbers of a row.
-    pub(crate) width: usize,
+pub(crate) struct Weight {
+    pub(crate) rows: Rows,
+    pub(crate) outputs: usize,
 }
 
-impl Rows {
-    /// The rows of a matrix, refused if it is not one of float32 without gaps in its rows.
-    pub(crate) fn of(tensor: &Tensor<'_>) -> Result<Rows, Refusal> {
-        check_dtype(tensor, Dtype::F32, "")?;
-        check_rows(tensor)?;
-        Ok(Rows { at: tensor.data.cast_const().cast(), step: tensor.strides[0], width: tensor.shape[1] })
+impl Weight {
+    /// Refused as `Rows::of` does.
+    pub(crate) fn of(tensor: &Tensor<'_>) -> Result<Weight, Refusal> {
+        Ok(Weight { rows: Rows::of(tensor)?, outputs: tensor.shape[0] })
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.rows.width
     }
 }
 
-/// One checked product. Row r of x begins at `x + r * x_step`, output n's weights at `weight + n * weight_step`.
+/// What sums are added to.
+#[derive(Clone, Copy)]
+pub(crate) enum Start<'a> {
+    Zero,
+    /// [outputs].
+    Bias(&'a [f32]),
+    /// The same rows and outputs; may be where the answers go.
+    Before(Strips),
+}
+
+/// Rows in strips, and a weight.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
-    pub(crate) x: *const f32,
-    pub(crate) x_step: usize,
-    pub(crate) weight: *const f32,
-    pub(crate) weight_step: usize,
-    pub(crate) depth: usize,
-    pub(crate) outputs: usize,
-    /// [outputs].
-    pub(crate) bias: Option<&'a [f32]>,
-    /// The answers are added to what is there.
-    pub(crate) adds: bool,
+    pub(crate) x: Strips,
+    pub(crate) weight: Weight,
+    pub(crate) start: Start<'a>,
 }
 
-// SAFETY: threads only read what it names; the caller of a call keeps the memory alive and leaves it alone (`Tensor::new`).
+// SAFETY: threads only read what it names, save what is before and each overwrites with its own answers; the caller of a call keeps the
+// memory alive and leaves it alone (`Tensor::new`).
 unsafe impl Sync for Product<'_> {}
 
-/// Some rows and outputs of a product.
-#[derive(Clone, Copy)]
-pub(crate) struct Block {
-    pub(crate) row: usize,
-    pub(crate) rows: usize,
-    pub(crate) output: usize,
-    pub(crate) outputs: usize,
-}
-
-impl<'a> Product<'a> {
-    /// x times the rows of `weight`, which is refused as `Rows::of` does.
-    pub(crate) fn of(x: Rows, weight: &Tensor<'a>) -> Result<Product<'a>, Refusal> {
-        let Rows { at, step, width } = Rows::of(weight)?;
-        let (weight, weight_step, outputs) = (at, step, weight.shape[0]);
-        Ok(Product { x: x.at, x_step: x.step, weight, weight_step, depth: width, outputs, bias: None, adds: false })
-    }
-
-    /// Parts of about equal size that the depth is cut into, and the size of all but the last.
-    fn chunks(&self) -> (usize, usize) {
-        let parts = self.depth.div_ceil(DEPTH).max(1);
-        (parts, self.depth.div_ceil(parts).next_multiple_of(LINE / size_of::<f32>()))
-    }
-
-    /// Rows of a block: as many as stay in the second-level cache.
-    pub(crate) fn block_rows(&self) -> usize {
-        (ROW_BYTES / (self.depth * size_of::<f32>()).max(1)).clamp(ROWS, 256) / ROWS * ROWS
-    }
-
-    /// Writes a block of answers: that of its first row and output to `to`, the next output's behind it, the next row's `to_step` on.
+impl Product<'_> {
+    /// Writes the answers of some strips of `rows` rows and of some outputs.
     ///
     /// # Safety
-    /// The block lies inside the product, and its answers inside memory that nobody else uses.
+    /// They are there, and `to` has room for them that nobody else uses.
     #[inline(always)]
-    pub(crate) unsafe fn multiply<L: Lanes>(&self, lanes: L, block: Block, to: *mut f32, to_step: usize) {
+    pub(crate) unsafe fn multiply<L: Lanes>(
+        &self,
+        lanes: L,
+        rows: usize,
+        strips: Range<usize>,
+        outputs: Range<usize>,
+        to: Strips,
+    ) {
         // SAFETY: the caller's.
         unsafe {
             if L::WIDE {
-                self.multiply_by::<L, 6>(lanes, block, to, to_step);
+                self.multiply_by::<L, 12, 4>(lanes, rows, strips, outputs, to);
             } else {
-                self.multiply_by::<L, 3>(lanes, block, to, to_step);
+                self.multiply_by::<L, 6, 2>(lanes, rows, strips, outputs, to);
             }
         }
     }
 
-    /// With tiles of `C` outputs, whose weights stay in the first-level cache while all rows of the block pass.
+    /// With tiles of `C` outputs, then of `D`, then of one. The weights of a tile stay in the first-level cache while all strips pass.
     // SAFETY: as `multiply`.
     #[inline(always)]
-    unsafe fn multiply_by<L: Lanes, const C: usize>(&self, lanes: L, block: Block, to: *mut f32, to_step: usize) {
-        let (_, chunk) = self.chunks();
-        let mut column = 0;
-        while column < block.outputs {
-            let wide = if column + C <= block.outputs { C } else { 1 };
-            let output = block.output + column;
-            let next = wide * self.weight_step;
-            let mut first = 0;
-            loop {
-                let depth = chunk.min(self.depth - first);
-                let is_last = first + depth >= self.depth || mutant::is(Mutant::DepthCut);
-                let part = Part {
-                    x: self.x.wrapping_add(block.row * self.x_step + first),
-                    x_step: self.x_step,
-                    weight: self.weight.wrapping_add(output * self.weight_step + first),
-                    weight_step: self.weight_step,
-                    depth,
-                    start: match self.bias {
-                        _ if self.adds || first > 0 => Start::Before,
-                        Some(bias) => Start::Bias(&bias[output..]),
-                        None => Start::Zero,
-                    },
-                    to: to.wrapping_add(column),
-                    to_step,
-                    ahead: if is_last { next.wrapping_sub(first) } else { depth },
-                };
-                // SAFETY: these outputs and rows are inside the block, and this part inside the depth.
+    unsafe fn multiply_by<L: Lanes, const C: usize, const D: usize>(
+        &self,
+        lanes: L,
+        rows: usize,
+        strips: Range<usize>,
+        outputs: Range<usize>,
+        to: Strips,
+    ) {
+        let few = Strip::of(strips.start, rows, L::N);
+        if few.width < FEW {
+            // SAFETY: the caller's.
+            unsafe { self.few_rows(lanes, few, outputs, to) };
+            return;
+        }
+        let mut output = outputs.start;
+        while output < outputs.end {
+            let left = outputs.end - output;
+            let wide = [C, D, 1].into_iter().find(|&wide| wide <= left).unwrap_or(1);
+            for number in strips.clone() {
+                let strip = Strip::of(number, rows, L::N);
+                let asks = Asks { strip: number - strips.start, strips: strips.len(), until: left - wide };
+                let tile = Tile { product: self, strip, output, asks, to };
+                // SAFETY: the caller's: these outputs and rows are there.
                 unsafe {
-                    if wide == C {
-                        part.multiply::<L, C>(lanes, block.rows);
+                    if strip.width < FEW {
+                        self.few_rows(lanes, strip, output..output + wide, to);
+                    } else if wide == C {
+                        tile.multiply_strip::<L, C>(lanes);
+                    } else if wide == D {
+                        tile.multiply_strip::<L, D>(lanes);
                     } else {
-                        part.multiply::<L, 1>(lanes, block.rows);
+                        tile.multiply_strip::<L, 1>(lanes);
                     }
                 }
-                if is_last {
+            }
+            output += wide;
+        }
+    }
+
+    /// As `multiply`, for a strip with a lane for each row.
+    // SAFETY: as `multiply`.
+    #[inline(always)]
+    unsafe fn few_rows<L: Lanes>(&self, lanes: L, strip: Strip, outputs: Range<usize>, to: Strips) {
+        let mut output = outputs.start;
+        while output < outputs.end {
+            let some = L::N.min(outputs.end - output);
+            // SAFETY: the caller's: these outputs and rows are there.
+            unsafe {
+                match strip.width {
+                    1 => self.turned::<L, 1>(lanes, strip, output, some, to),
+                    2 => self.turned::<L, 2>(lanes, strip, output, some, to),
+                    3 => self.turned::<L, 3>(lanes, strip, output, some, to),
+                    4 => self.turned::<L, 4>(lanes, strip, output, some, to),
+                    5 => self.turned::<L, 5>(lanes, strip, output, some, to),
+                    6 => self.turned::<L, 6>(lanes, strip, output, some, to),
+                    _ => self.turned::<L, 7>(lanes, strip, output, some, to),
+                }
+            }
+            output += some;
+        }
+    }
+
+    /// `R` rows times `some` outputs from `output` on, at most a vector of them, which take the lanes.
+    // SAFETY: as `multiply`.
+    #[inline(always)]
+    unsafe fn turned<L: Lanes, const R: usize>(&self, lanes: L, strip: Strip, output: usize, some: usize, to: Strips) {
+        let (depth, step) = (self.weight.depth(), self.weight.rows.step);
+        let (x, weight) = (self.x.at(strip, 0), self.weight.rows.row(output));
+        let mut totals = [lanes.splat(0.0); R];
+        for (row, total) in totals.iter_mut().enumerate() {
+            let mut start = [0.0; MOST_LANES];
+            match self.start {
+                Start::Zero => {}
+                Start::Bias(bias) => start[..some].copy_from_slice(&bias[output..output + some]),
+                Start::Before(before) => {
+                    for (at, start) in start.iter_mut().enumerate().take(some) {
+                        // SAFETY: the caller's: the row and the output are there.
+                        *start = unsafe { *before.at(strip, output + at).add(row) };
+                    }
+                }
+            }
+            // SAFETY: `start` has room for a vector.
+            *total = unsafe { lanes.load(start.as_ptr()) };
+        }
+        for part in (0..depth).step_by(DEPTH) {
+            let mut sums = [lanes.splat(0.0); R];
+            let end = depth.min(part + DEPTH);
+            for first in (part..end).step_by(L::N) {
+                if first % LINE == 0 {
+                    let ahead = first + AHEAD;
+                    let (row, k) = if ahead < depth { (0, ahead) } else { (L::N, ahead - depth) };
+                    for c in 0..some {
+                        lanes.prefetch(weight.wrapping_add((c + row) * step + k).cast());
+                    }
+                }
+                let near = L::N.min(end - first);
+                if near < L::N && mutant::is(Mutant::DepthTailLeftOut) {
                     break;
                 }
-                first += depth;
+                // SAFETY: the caller's: `some` outputs with `near` weights from `first` on, and `R` rows with as many numbers.
+                unsafe {
+                    if near == L::N {
+                        let right = lanes.columns(weight.add(first), step, some);
+                        for (k, &right) in right.iter().enumerate().take(L::N) {
+                            for (row, sum) in sums.iter_mut().enumerate() {
+                                *sum = lanes.fma(lanes.splat(*x.add((first + k) * R + row)), right, *sum);
+                            }
+                        }
+                        continue;
+                    }
+                    for k in first..end {
+                        let mut right = [0.0; MOST_LANES];
+                        for (c, right) in right.iter_mut().enumerate().take(some) {
+                            *right = *weight.add(c * step + k);
+                        }
+                        let right = lanes.load(right.as_ptr());
+                        for (row, sum) in sums.iter_mut().enumerate() {
+                            *sum = lanes.fma(lanes.splat(*x.add(k * R + row)), right, *sum);
+                        }
+                    }
+                }
             }
-            column += wide;
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                *total = lanes.add(*total, sum);
+            }
+            if mutant::is(Mutant::DepthCut) {
+                break;
+            }
+        }
+        for (row, total) in totals.into_iter().enumerate() {
+            let mut all = [0.0; MOST_LANES];
+            // SAFETY: `all` has room for a vector; the caller's for the answers.
+            unsafe {
+                lanes.store(all.as_mut_ptr(), total);
+                for (at, &answer) in all.iter().enumerate().take(some) {
+                    *to.at(strip, output + at).add(row) = answer;
+                }
+            }
         }
     }
 }
 
-/// What the sums of a tile are added to.
-#[derive(Clone, Copy)]
-enum Start<'a> {
-    Zero,
-    Bias(&'a [f32]),
-    /// What is there: written for an earlier part of the depth, or by the caller.
-    Before,
-}
-
-/// Which of the outputs that come next a tile asks for, a line at each of its steps: all tiles over the same weights share them, so that
-/// memory is asked for evenly.
+/// Which of the outputs that come next a tile asks memory for, a line at a time: all strips over the same weights share them, so that memory
+/// is asked for evenly.
 #[derive(Clone, Copy)]
 struct Asks {
-    first: usize,
-    step: usize,
+    strip: usize,
+    strips: usize,
+    /// Outputs that come.
+    until: usize,
 }
 
-/// All rows of a block times a tile's outputs, over one part of the depth.
-struct Part<'a> {
-    x: *const f32,
-    x_step: usize,
-    weight: *const f32,
-    weight_step: usize,
-    depth: usize,
-    start: Start<'a>,
-    to: *mut f32,
-    to_step: usize,
-    /// Numbers from a weight to the one that is at its place in the part that comes next.
-    ahead: usize,
+impl Asks {
+    /// Of the next `wide` outputs.
+    fn of(self, wide: usize) -> Range<usize> {
+        let all = wide.min(self.until);
+        all * self.strip / self.strips..all * (self.strip + 1) / self.strips
+    }
 }
 
-impl Part<'_> {
-    // SAFETY: the caller's: `rows` rows and `C` outputs are there to read and to write.
+/// One strip times some outputs.
+struct Tile<'a> {
+    product: &'a Product<'a>,
+    strip: Strip,
+    output: usize,
+    asks: Asks,
+    to: Strips,
+}
+
+impl Tile<'_> {
+    // SAFETY: as `Product::multiply`.
     #[inline(always)]
-    unsafe fn multiply<L: Lanes, const C: usize>(&self, lanes: L, rows: usize) {
-        let tiles = rows.div_ceil(ROWS);
-        for tile in 0..tiles {
-            let row = tile * ROWS;
-            let asks = Asks { first: tile, step: tiles };
-            // SAFETY: the caller's.
-            unsafe {
-                match rows - row {
-                    1 => self.tile::<L, 1, C>(lanes, row, asks),
-                    2 => self.tile::<L, 2, C>(lanes, row, asks),
-                    3 => self.tile::<L, 3, C>(lanes, row, asks),
-                    _ => self.tile::<L, ROWS, C>(lanes, row, asks),
-                }
+    unsafe fn multiply_strip<L: Lanes, const C: usize>(&self, lanes: L) {
+        // SAFETY: the caller's.
+        unsafe {
+            if self.strip.width == L::N {
+                self.multiply::<L, 1, C>(lanes);
+            } else {
+                self.multiply::<L, 2, C>(lanes);
             }
         }
     }
 
-    /// `R` rows from `row` on times `C` outputs, asking for its share of the weights that come next.
-    // SAFETY: as `multiply`.
+    /// `V` vectors of rows times `C` outputs.
+    // SAFETY: as `Product::multiply`.
     #[inline(always)]
-    unsafe fn tile<L: Lanes, const R: usize, const C: usize>(&self, lanes: L, row: usize, asks: Asks) {
-        let mut sums = [[lanes.splat(0.0); C]; R];
-        let x: [*const f32; R] = std::array::from_fn(|r| self.x.wrapping_add((row + r) * self.x_step));
-        let weight: [*const f32; C] =
-            std::array::from_fn(|c| self.weight.wrapping_add(c * self.weight_step));
-        let whole = self.depth / L::N * L::N;
-        let mut k = 0;
-        while k < whole {
-            if (k * size_of::<f32>()).is_multiple_of(LINE) {
-                for c in (asks.first..C).step_by(asks.step) {
-                    lanes.prefetch(self.weight.wrapping_add(c * self.weight_step + k).wrapping_add(self.ahead).cast());
-                }
+    unsafe fn multiply<L: Lanes, const V: usize, const C: usize>(&self, lanes: L) {
+        let Tile { product: Product { x, weight, start }, strip, output, asks, to } = *self;
+        let (depth, step, width) = (weight.depth(), weight.rows.step, V * L::N);
+        let mut totals = [[lanes.splat(0.0); V]; C];
+        for (c, total) in totals.iter_mut().enumerate() {
+            for (v, total) in total.iter_mut().enumerate() {
+                *total = match start {
+                    Start::Zero => lanes.splat(0.0),
+                    Start::Bias(bias) => lanes.splat(bias[output + c]),
+                    // SAFETY: the caller's: the rows and the output are there.
+                    Start::Before(before) => unsafe { lanes.load(before.at(strip, output + c).add(v * L::N)) },
+                };
             }
-            // SAFETY: `L::N` numbers of rows that are there.
-            unsafe {
-                let right: [L::V; C] = std::array::from_fn(|c| lanes.load(weight[c].add(k)));
-                for r in 0..R {
-                    let left = lanes.load(x[r].add(k));
-                    for c in 0..C {
-                        sums[r][c] = lanes.fma(left, right[c], sums[r][c]);
+        }
+        let x = x.at(strip, 0).cast_const();
+        // Known to be a step apart each would be found from the one before, in a chain of additions.
+        let weights: [*const f32; C] = black_box(std::array::from_fn(|c| weight.rows.row(output + c)));
+        let next = weight.rows.row(output + C);
+        let asked = asks.of(C);
+        for part in (0..depth).step_by(DEPTH) {
+            let mut sums = [[lanes.splat(0.0); V]; C];
+            let end = depth.min(part + DEPTH);
+            for line in (part..end).step_by(LINE) {
+                let mut ahead = next.wrapping_add(asked.start * step + line);
+                for (at, k) in (line..end.min(line + LINE)).enumerate() {
+                    if at < asked.len() {
+                        lanes.prefetch(ahead.cast());
+                        ahead = ahead.wrapping_add(step);
+                    }
+                    // SAFETY: the caller's: numbers of rows and weights that are there.
+                    unsafe {
+                        let left: [L::V; V] = std::array::from_fn(|v| lanes.load(x.add(k * width + v * L::N)));
+                        for c in 0..C {
+                            let right = lanes.splat(*weights[c].add(k));
+                            for v in 0..V {
+                                sums[c][v] = lanes.fma(left[v], right, sums[c][v]);
+                            }
+                        }
                     }
                 }
             }
-            k += L::N;
-        }
-        let rest = self.depth - whole;
-        if rest > 0 && !mutant::is(Mutant::DepthTailLeftOut) {
-            // SAFETY: `rest` numbers of rows that are there.
-            unsafe {
-                let right: [L::V; C] = std::array::from_fn(|c| lanes.load_part(weight[c].add(k), rest));
-                for r in 0..R {
-                    let left = lanes.load_part(x[r].add(k), rest);
-                    for c in 0..C {
-                        sums[r][c] = lanes.fma(left, right[c], sums[r][c]);
-                    }
+            for (total, sum) in totals.iter_mut().zip(sums) {
+                for (total, sum) in total.iter_mut().zip(sum) {
+                    *total = lanes.add(*total, sum);
                 }
             }
+            if mutant::is(Mutant::DepthCut) {
+                break;
+            }
         }
-        // Four sums at a time, each added up in the same order wherever it stands.
-        for first in (0..R * C).step_by(4) {
-            let of = |sum: usize| (sum / C, sum % C);
-            let four = lanes.sum4(std::array::from_fn(|i| {
-                let (r, c) = of(first + i);
-                if r < R { sums[r][c] } else { lanes.splat(0.0) }
-            }));
-            for (i, sum) in four.iter().enumerate().take(R * C - first) {
-                let (r, c) = of(first + i);
-                // SAFETY: an answer of this block.
-                unsafe {
-                    let to = self.to.add((row + r) * self.to_step + c);
-                    let before = match self.start {
-                        Start::Zero => 0.0,
-                        Start::Bias(bias) => bias[c],
-                        Start::Before => *to,
-                    };
-                    *to = before + sum;
-                }
+        for (c, total) in totals.into_iter().enumerate() {
+            for (v, total) in total.into_iter().enumerate() {
+                // SAFETY: the caller's.
+                unsafe { lanes.store(to.at(strip, output + c).add(v * L::N), total) };
+            }
+        }
+    }
+}
+
+/// Rows over the root of the mean of their squares, times a weight for each number: a root mean square norm. `to` may be `from`.
+///
+/// # Safety
+/// The strip is there in both, and nobody else uses it in `to`; they have as many numbers as the weight.
+#[inline(always)]
+pub(crate) unsafe fn norm<L: Lanes>(lanes: L, strip: Strip, from: Strips, to: Strips, weight: &[f32], eps: f32) {
+    const CHAINS: usize = 4;
+    let (from, to, width) = (from.at(strip, 0), to.at(strip, 0), strip.width);
+    for lane in (0..width).step_by(L::N) {
+        let count = L::N.min(width - lane);
+        let mut chains = [lanes.splat(0.0); CHAINS];
+        for k in 0..weight.len() {
+            // SAFETY: the caller's; so for what follows.
+            let x = unsafe { load(lanes, from.add(k * width + lane), count) };
+            chains[k % CHAINS] = lanes.fma(x, x, chains[k % CHAINS]);
+        }
+        let squares = lanes.add(lanes.add(chains[0], chains[1]), lanes.add(chains[2], chains[3]));
+        let mut shares = [0.0; MOST_LANES];
+        // SAFETY: `shares` has room for a vector.
+        unsafe { lanes.store(shares.as_mut_ptr(), squares) };
+        let eps = if mutant::is(Mutant::NoEps) { 0.0 } else { eps };
+        for share in &mut shares {
+            *share = 1.0 / (*share / weight.len() as f32 + eps).sqrt();
+        }
+        // SAFETY: as above.
+        let share = unsafe { lanes.load(shares.as_ptr()) };
+        for (k, &weight) in weight.iter().enumerate() {
+            // SAFETY: the caller's.
+            unsafe {
+                let x = lanes.mul(load(lanes, from.add(k * width + lane), count), share);
+                store(lanes, to.add(k * width + lane), lanes.mul(lanes.splat(weight), x), count);
             }
         }
     }

@@ -42,13 +42,15 @@ thread_local! {
     static CALL: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `work` with `size` numbers that this thread's calls use in turn; they hold anything that is a number.
+/// Runs `work` with `size` numbers that this thread's calls use in turn, from the beginning of a cache line on; they hold anything that
+/// is a number.
 pub(crate) fn with_call_memory<R>(size: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
     CALL.with_borrow_mut(|memory| {
-        if memory.len() < size {
-            memory.resize(size, 0.0);
+        if memory.len() < size + LINE {
+            memory.resize(size + LINE, 0.0);
         }
-        work(&mut memory[..size])
+        let skipped = memory.as_ptr().align_offset(64).min(LINE);
+        work(&mut memory[skipped..][..size])
     })
 }
 
