@@ -57,6 +57,10 @@ mutants! {
     DepthCut,
     /// The numbers behind the last whole vector of a depth are left out.
     DepthTailLeftOut,
+    /// Every lane of a strip holds its first row.
+    FirstRowInAllLanes,
+    /// Products start from nothing instead of their bias.
+    BiasLeftOut,
     /// A gate's answers are not multiplied with the others.
     GateAlone,
     /// A residual is not added.

@@ -164,6 +164,7 @@ impl Product<'_> {
             let mut start = [0.0; MOST_LANES];
             match self.start {
                 Start::Zero => {}
+                Start::Bias(_) if mutant::is(Mutant::BiasLeftOut) => {}
                 Start::Bias(bias) => start[..some].copy_from_slice(&bias[output..output + some]),
                 Start::Before(before) => {
                     for (at, start) in start.iter_mut().enumerate().take(some) {
@@ -285,6 +286,7 @@ impl Tile<'_> {
             for (v, total) in total.iter_mut().enumerate() {
                 *total = match start {
                     Start::Zero => lanes.splat(0.0),
+                    Start::Bias(_) if mutant::is(Mutant::BiasLeftOut) => lanes.splat(0.0),
                     Start::Bias(bias) => lanes.splat(bias[output + c]),
                     // SAFETY: the caller's: the rows and the output are there.
                     Start::Before(before) => unsafe { lanes.load(before.at(strip, output + c).add(v * L::N)) },

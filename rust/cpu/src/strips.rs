@@ -6,6 +6,7 @@
 use crate::input::{Refusal, check_dtype, check_rows};
 use crate::lanes::{Lanes, MOST_LANES};
 use crate::linear::Answers;
+use crate::mutant::{self, Mutant};
 use crate::tensor::{Dtype, Tensor};
 
 /// Rows below which a strip has no more lanes than rows.
@@ -120,8 +121,8 @@ impl Strips {
         let whole = if width < L::N { 0 } else { from.width / L::N * L::N };
         let to = self.at(strip, 0);
         for lane in (0..width).step_by(L::N) {
-            let row = (first + lane).min(first + rows - 1);
-            let near = (first + rows - row).min(L::N);
+            let row = first + lane;
+            let near = if mutant::is(Mutant::FirstRowInAllLanes) { 1 } else { (rows - lane).min(L::N) };
             for k in (0..whole).step_by(L::N) {
                 // SAFETY: the caller's: `near` rows of `L::N` numbers, and `L::N` lanes of as many.
                 unsafe { lanes.transpose(from.row(row).add(k), from.step, near, to.add(k * width + lane), width) };

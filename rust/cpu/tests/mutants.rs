@@ -30,6 +30,10 @@ fn check(mutant: Mutant, isa: Isa) -> Result<(), String> {
         Mutant::BrokenRowsWeighed => return broken_row_stays_its_owners(&small(&[(9, 20)]), 0, 15, isa),
         Mutant::DepthCut => return common::linear::equals_oracle([5, 7, 1700], isa, 2),
         Mutant::DepthTailLeftOut => return common::linear::equals_oracle([5, 7, 37], isa, 2),
+        Mutant::FirstRowInAllLanes => return common::linear::equals_oracle([20, 7, 37], isa, 2),
+        Mutant::BiasLeftOut => {
+            return [3, 20].into_iter().try_for_each(|rows| common::linear::equals_oracle([rows, 15, 37], isa, 2));
+        }
         Mutant::GateAlone => return common::linear::gated_equals_oracle([5, 7, 37], Activation::Silu, isa, 2),
         Mutant::NoResidual | Mutant::NoEps | Mutant::TurnedBack => {
             return common::halves::run([5, 24, 3, 1, 8, 20], 0, isa, 2).map(|_| ());
