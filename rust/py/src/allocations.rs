@@ -1,9 +1,9 @@
 //! Where Rust's memory comes from: the system, on huge pages what is large. In a build with feature `bench` allocations are counted.
 //!
 //! A step reads a few words of each of many blocks and requests, in arrays of megabytes: on pages of 4 KiB most of those reads wait for
-//! the address too. With 8,192 decoding a step takes 0.76 of the time in a fresh pool of 1M blocks and 0.88 in an aged one, with 1,024
-//! 0.96 and 0.61 (2026-11-30, two cores of a Xeon with AVX-512, Linux 6.18, beside other work: the least p50 of 2 to 5 runs of
-//! `blocktable bench scheduler`, in turn with runs without huge pages).
+//! the address too. A step takes 0.87 of the time with 8,192 decoding in a fresh pool of 1M blocks and 0.97 in an aged one, 0.94 and
+//! 0.95 with 1,024 (2026-11-30, two cores of a Xeon with AVX-512, Linux 6.18: the least p50 of 2 or 3 runs of `blocktable bench
+//! scheduler`, in turn with runs without huge pages).
 
 #![allow(unsafe_code)]
 
