@@ -13,8 +13,9 @@ import sys
 from collections.abc import Mapping
 
 WAIT = {"GOMP_SPINCOUNT": "20000"}
-"""Some 0.7 ms: what Python does between two regions fits in, so the next one finds its threads awake. With 1,000 a batch of 32 lost a
-tenth and a single request a sixth; beside four busy processes 20,000 cost a fifth. Only GNU's runtime knows the name."""
+"""Some 0.7 ms: what Python does between two regions fits in, so the next one finds its threads awake. With 1,000 a batch of
+32 lost a tenth and a single request a sixth; beside four busy processes 20,000 cost a fifth. Only GNU's runtime knows the
+name."""
 
 SAID = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Any of these in the environment, and the user has decided."""
