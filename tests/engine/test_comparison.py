@@ -76,15 +76,15 @@ def test_a_cache_that_is_shared_wrongly_fails(
     """A whole run with a fault in the engine: keys and values go to the slots of the token before."""
     from blocktable.model.runner import ModelRunner
 
-    real = ModelRunner._context
+    real = ModelRunner._inputs
 
-    def shifted(self: Any, plan: Any, shared: Any) -> Any:
-        context = real(self, plan, shared)
-        for step in context._steps:
+    def shifted(self: Any, plan: Any, token_ids: Any, shared: Any) -> Any:
+        inputs = real(self, plan, token_ids, shared)
+        for step in inputs.context._steps:
             step.slots.copy_(step.slots.roll(1))
-        return context
+        return inputs
 
-    monkeypatch.setattr(ModelRunner, "_context", shifted)
+    monkeypatch.setattr(ModelRunner, "_inputs", shifted)
     run = comparison(reference, is_a_tie=False)
     with pytest.raises(AssertionError, match="no tie"):
         run.check(run_way(Way(), tiny_model, {}, num_blocks=64, block_size=8, self_check=False))
