@@ -123,10 +123,14 @@ def _started(line: Sequence[str], settings: Mapping[str, str] = MappingProxyType
 
 def _told(started: _Started) -> Server:
     """Where ours serves, as its report of the start says."""
-    started.wait_for(lambda: "ready after" in started.log.read_text(errors="replace"))
-    text = started.log.read_text(errors="replace")
-    urls = dict(re.findall(r"(serves|admin) at +(\S+)", text))
-    return Server("blocktable", urls["serves"], started.process.pid, urls["admin"])
+
+    def urls() -> dict[str, str]:
+        text = started.log.read_text(errors="replace")
+        return dict(re.findall(r"(serves|admin) at +(\S+)\s", text)) if re.search(r"ready after .*\n", text) else {}
+
+    started.wait_for(lambda: len(urls()) == 2)  # the report may be read while it is written
+    told = urls()
+    return Server("blocktable", told["serves"], started.process.pid, told["admin"])
 
 
 def _answers(url: str) -> bool:
