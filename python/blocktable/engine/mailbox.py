@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 from ..sampling.params import RequestOutputKind
 from .outputs import CompletionOutput, RequestOutput
@@ -105,9 +106,14 @@ class Mailbox(ABC):
         is_first, self._is_called = not self._is_called, True
         return is_first
 
+    @property
     @abstractmethod
-    def wake(self) -> None:
-        """Wake the reader, where it is."""
+    def line(self) -> Hashable:
+        """What its reader listens to: all that have the same one are woken at once."""
+
+    @abstractmethod
+    def wake(self, mailboxes: Sequence[Mailbox]) -> None:
+        """Wake the readers of these: it and others that have its line. Raises `RuntimeError` if they can never come."""
 
 
 class AsyncMailbox(Mailbox):
@@ -115,8 +121,13 @@ class AsyncMailbox(Mailbox):
 
     def __init__(self, outbox: Outbox, request_id: str, kind: RequestOutputKind) -> None:
         super().__init__(outbox, request_id, kind)
-        self.event_loop = asyncio.get_running_loop()
+        self._event_loop = asyncio.get_running_loop()
         self._bell = asyncio.Event()
+
+    @property
+    def line(self) -> asyncio.AbstractEventLoop:
+        """The event loop."""
+        return self._event_loop
 
     async def get(self) -> RequestOutput:
         """What comes next. Raises the error that ended it."""
@@ -128,9 +139,18 @@ class AsyncMailbox(Mailbox):
                 return output
             await self._bell.wait()
 
-    def wake(self) -> None:
+    def wake(self, mailboxes: Sequence[Any]) -> None:
+        """From any thread."""
+        self._event_loop.call_soon_threadsafe(_ring, mailboxes)
+
+    def ring(self) -> None:
         """On its event loop only."""
         self._bell.set()
+
+
+def _ring(mailboxes: Iterable[AsyncMailbox]) -> None:
+    for mailbox in mailboxes:
+        mailbox.ring()
 
 
 class BlockingMailbox(Mailbox):
@@ -149,7 +169,12 @@ class BlockingMailbox(Mailbox):
                 return output
             self._bell.wait()
 
-    def wake(self) -> None:
+    @property
+    def line(self) -> BlockingMailbox:
+        """Its own."""
+        return self
+
+    def wake(self, mailboxes: Sequence[Mailbox]) -> None:
         """From any thread."""
         self._bell.set()
 
@@ -184,20 +209,12 @@ class Outbox:
 
     def ring(self, mailboxes: Iterable[Mailbox]) -> None:
         """Wake the readers of these."""
-        together: dict[asyncio.AbstractEventLoop, list[Mailbox]] = {}
+        together: dict[Hashable, list[Mailbox]] = {}
         for mailbox in mailboxes:
-            if isinstance(mailbox, AsyncMailbox):
-                together.setdefault(mailbox.event_loop, []).append(mailbox)
-            else:
-                mailbox.wake()
-        for event_loop, sleepers in together.items():
+            together.setdefault(mailbox.line, []).append(mailbox)
+        for sleepers in together.values():
             try:
-                event_loop.call_soon_threadsafe(_wake_all, sleepers)
-            except RuntimeError:  # it is closed
+                sleepers[0].wake(sleepers)
+            except RuntimeError:
                 for mailbox in sleepers:
                     self._on_lost(mailbox)
-
-
-def _wake_all(mailboxes: Iterable[Mailbox]) -> None:
-    for mailbox in mailboxes:
-        mailbox.wake()

@@ -60,17 +60,24 @@ class ThreadRun:
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self._waits = threading.Lock()
+        self._waits.acquire()
         self._done = threading.Event()
         self._logits: torch.Tensor | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
         """On the model's thread."""
+        self._waits.release()
         try:
             self._logits = self._work()
         except BaseException as error:  # noqa: BLE001 - it goes to whoever asks for the result
             self._error = error
         self._done.set()
+
+    def wait_for_begin(self) -> None:
+        """Sleep until the model's thread has taken it up. By its launcher, once."""
+        self._waits.acquire()
 
     def result(self) -> torch.Tensor:
         self._done.wait()
@@ -92,6 +99,9 @@ class ThreadRuns:
     def launch(self, work: Work) -> ThreadRun:
         run = ThreadRun(work)
         self._line.put(run)
+        # The launcher has milliseconds of other work. Going on with it, it would often keep the very core that the system means
+        # the model's thread to wake on.
+        run.wait_for_begin()
         return run
 
     def settle(self) -> None:

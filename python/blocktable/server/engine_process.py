@@ -9,7 +9,6 @@ steps; signals for the server's group are the server's to answer.
 from __future__ import annotations
 
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -25,6 +24,7 @@ from ..errors import EngineDeadError, FrameError, InvalidInputError
 from ..sampling.params import RequestOutputKind, SamplingParams
 from .engine_client import EngineInfo
 from .frames import FrameReader
+from .garbage import settle_memory
 from .logs import write_logs
 from .packed_map import BlockMap
 from .snapshot import engine_snapshot, stall_report
@@ -155,9 +155,7 @@ class EngineProcess:
         except BaseException as error:
             logger.debug("the engine was not built", exc_info=error)
             self._end(error)
-        # What loading made is looked through by no collection any more.
-        gc.collect()
-        gc.freeze()
+        settle_memory()
         self._sender.post(Ready(engine_info(engine)))
 
     def _over(self) -> None:

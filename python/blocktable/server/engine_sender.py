@@ -12,7 +12,8 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..engine.mailbox import Mailbox, Outbox
 from ..sampling.params import RequestOutputKind
@@ -31,9 +32,14 @@ class WireMailbox(Mailbox):
         """Its end was taken."""
         self._sender = sender
 
-    def wake(self) -> None:
-        """Have it read by the sender. At most once between two reads."""
-        self._sender.post(self)
+    @property
+    def line(self) -> Sender:
+        """Who sends for it."""
+        return self._sender
+
+    def wake(self, mailboxes: Sequence[Any]) -> None:
+        """Have them read by the sender, which then has all of a step before it begins. Each at most once between two reads."""
+        self._sender.post(mailboxes)
 
     def pieces(self) -> list[Piece]:
         """What came since the last time, of each answer. Raises the error that ended them."""
@@ -56,12 +62,12 @@ class Sender:
         self._beat = beat
         self._on_end = on_end
         self._due = 0.0
-        self._line: queue.SimpleQueue[WireMailbox | Report | None] = queue.SimpleQueue()
+        self._line: queue.SimpleQueue[Sequence[WireMailbox] | Report | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="blocktable-sender", daemon=True)
         self._thread.start()
 
-    def post(self, item: WireMailbox | Report) -> None:
-        """From any thread; never waits."""
+    def post(self, item: Sequence[WireMailbox] | Report) -> None:
+        """A report, or mailboxes in which something lies. From any thread; never waits."""
         self._line.put(item)
 
     def close(self, last: Dead | None = None, *, patience_s: float = 1.0) -> None:
@@ -87,10 +93,11 @@ class Sender:
         for item in self._posted():
             if item is None:
                 is_open = False
-            elif isinstance(item, WireMailbox):
-                self._read(item, numbers, pieces, others)
-            else:
+            elif isinstance(item, Report):
                 others.append(item)
+            else:
+                for mailbox in item:
+                    self._read(mailbox, numbers, pieces, others)
         if numbers:
             self._connection.sendall(frame(Pieces(numbers, pieces)))
         for report in others:
@@ -100,7 +107,7 @@ class Sender:
             self._connection.sendall(frame(self._beat()))
         return is_open
 
-    def _posted(self) -> list[WireMailbox | Report | None]:
+    def _posted(self) -> list[Sequence[WireMailbox] | Report | None]:
         try:
             first = self._line.get(timeout=max(self._due - time.monotonic(), 0.0))
         except queue.Empty:

@@ -6,7 +6,6 @@ is refused before anything is started; a file of keys that is read again and is 
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp
 from ..errors import InvalidInputError
 from .app import make_app
 from .engine_client import EngineClient
+from .garbage import settle_memory
 from .logs import Event, tell
 from .options import ServeOptions
 from .serving import Serving
@@ -37,7 +37,7 @@ class ServeApp:
         """See `server_process.MakeApp`."""
         name = self._options.served_model_name
         serving = Serving.of(engine, self._options.limits, () if name is None else (name,))
-        return make_app(serving, self._tenants, health=health, when_prepared=_settle_memory)
+        return make_app(serving, self._tenants, health=health, when_prepared=settle_memory)
 
     def read_keys(self) -> None:
         """The file of keys may be another: from the next request on it counts. Nobody who is served is dropped."""
@@ -50,9 +50,3 @@ class ServeApp:
             tell(logger, Event.KEYS_REFUSED, f"the keys are as they were: {error}", level=logging.ERROR)
         else:
             tell(logger, Event.KEYS_READ, f"{num_keys} keys", num_keys=num_keys)
-
-
-def _settle_memory() -> None:
-    """What reading the tokenizer made stays: it is looked through by no collection any more."""
-    gc.collect()
-    gc.freeze()

@@ -63,14 +63,17 @@ class ByteDetokenizer:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_inside = False
+        """The bytes so far end inside a character."""
         self._decode(self._last_bytes(prompt_token_ids))
         # The prompt ends inside a character. If that never becomes whole, its U+FFFD is the prompt's.
-        self._prompt_is_open = self._utf8.getstate()[0] != b""
+        self._prompt_is_open = self._is_inside
 
     def push(self, token_ids: Iterable[int]) -> str:
         """See `Detokenizer.push`."""
-        taken = b"".join(self._tokenizer.token_bytes(i, skip_special_tokens=self._skip) for i in token_ids)
-        return self._without_prompt(self._decode(taken))
+        taken = b"".join([self._tokenizer.token_bytes(i, skip_special_tokens=self._skip) for i in token_ids])
+        text = self._decode(taken)
+        return self._without_prompt(text) if self._prompt_is_open else text
 
     def finish(self) -> str:
         """See `Detokenizer.finish`."""
@@ -78,11 +81,15 @@ class ByteDetokenizer:
 
     def _decode(self, taken: bytes) -> str:
         """Text of the bytes that came, without the beginning of a character at their end."""
+        if not self._is_inside and taken.isascii():  # the usual case, by the shortest way
+            return taken.decode("ascii")
         text = self._utf8.decode(taken)
         pending = self._utf8.getstate()[0]
         if len(pending) == 2 and pending[0] == 0xED and pending[1] >= 0xA0:
             # Half a surrogate can never become a character, but Python waits for the rest of it.
             text += self._utf8.decode(b"", final=True)
+            pending = b""
+        self._is_inside = pending != b""
         return text
 
     def _without_prompt(self, text: str) -> str:

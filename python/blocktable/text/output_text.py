@@ -51,16 +51,13 @@ class OutputText:
         Stop strings count from the token on that comes after `min_tokens` others. Afterwards, if `stop_string` is set, the
         request has ended there (`Scheduler.finish`); nothing more is pushed then.
         """
-        shown: list[str] = []
         last = len(token_ids) - 1
-        for place, token_id in enumerate(token_ids):
-            if self._stops.match is not None:
-                break
-            self.num_tokens += 1
-            if self._detokenizer is None or (ended_by_token and place == last and not self._include_stop):
-                continue
-            piece = self._detokenizer.push((int(token_id),))
-            shown.append(self._stops.push(piece, may_stop=self.num_tokens > self._min_tokens))
+        if last == 0:
+            return self._show(self._take(token_ids[0], is_said=self._include_stop or not ended_by_token))
+        shown = [
+            self._take(token_id, is_said=self._include_stop or not (ended_by_token and place == last))
+            for place, token_id in enumerate(token_ids)
+        ]
         return self._show("".join(shown))
 
     def finish(self) -> str:
@@ -72,6 +69,16 @@ class OutputText:
             return ""
         rest = self._stops.push(self._detokenizer.finish(), may_stop=self.num_tokens > self._min_tokens)
         return self._show(rest + self._stops.finish())
+
+    def _take(self, token_id: int, *, is_said: bool) -> str:
+        """One token, with its text or without: what of it can be shown."""
+        if self._stops.match is not None:
+            return ""
+        self.num_tokens += 1
+        if self._detokenizer is None or not is_said:
+            return ""
+        piece = self._detokenizer.push((int(token_id),))
+        return self._stops.push(piece, may_stop=self.num_tokens > self._min_tokens)
 
     def _show(self, piece: str) -> str:
         if piece:
