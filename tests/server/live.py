@@ -21,6 +21,7 @@ from blocktable.server import reply
 from blocktable.server.app import make_app
 from blocktable.server.engine_client import EngineClient
 from blocktable.server.limits import Limits
+from blocktable.server.refusals import Refusals
 from blocktable.server.serving import Serving
 from blocktable.server.tenants import Tenants
 
@@ -102,9 +103,10 @@ def live(
     limits: Limits | None = None,
     names: tuple[str, ...] = ("tiny",),
     wrap: Callable[[Any], Any] = lambda app: app,
+    refusals: Refusals | None = None,
 ) -> Iterator[Live]:
     """A server over this engine, ended afterwards; it fails if the server logged a fault."""
-    app = make_app(Serving.of(engine, limits, names), tenants or Tenants())
+    app = make_app(Serving.of(engine, limits, names, refusals), tenants or Tenants())
     server = Live(wrap(app), limits or Limits())
     server.start()
     try:

@@ -10,21 +10,25 @@ import os
 import re
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from blocktable.errors import BlocktableError, EngineDeadError
+from blocktable.errors import EngineDeadError
 from blocktable.server import metrics as metrics_module
+from blocktable.server.app import make_app
 from blocktable.server.engine_client import Piece, Times
 from blocktable.server.metrics import SERIES, Metrics
+from blocktable.server.refusals import Refusals
 from blocktable.server.request_watch import MAX_TENANTS, RequestFigures, WatchedClient, WatchedRequest
+from blocktable.server.serving import Serving
 from blocktable.server.supervisor import Supervisor
+from blocktable.server.tenants import Tenants
 
 from .fake_engine import FakeEngine
 from .processes import Launch, read, request
@@ -119,8 +123,13 @@ class Scenes:
         self._supervisor = supervisor
         self.client = WatchedClient(supervisor)
         self._lost = 0
+        self._refusals = Refusals()
         self.metrics = Metrics(
-            self.client, self.client.figures, num_deaths=lambda: supervisor.num_deaths, lost_log_lines=self._lose
+            self.client,
+            self.client.figures,
+            num_deaths=lambda: supervisor.num_deaths,
+            lost_log_lines=self._lose,
+            refusals=self._refusals,
         )
 
     def _lose(self) -> int:
@@ -160,13 +169,19 @@ class Scenes:
         await asyncio.gather(*map(leave, range(3)), read(self.client, request(list(range(200)) + [7] * 40, 2, "long")))
 
     async def refusal(self) -> None:
-        with suppress(BlocktableError):
-            await read(self.client, request([1] * 3000, 100, "never"))
-        with suppress(BlocktableError):
-            await read(self.client, msgspec.structs.replace(request([1], 1, "odd"), priority=5))
-        # A step takes in one of them, and lasts longer than all of them need to come.
-        many = [request([100 + place] * 40, 2, f"m{place}") for place in range(12)]
-        await asyncio.gather(*(read(self.client, one) for one in many), return_exceptions=True)
+        """As clients meet it, over HTTP."""
+        app = make_app(Serving.of(self.client, refusals=self._refusals), Tenants())
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+
+            async def ask(body: dict[str, Any]) -> int:
+                return (await client.post("/v1/completions", json=body)).status_code
+
+            assert await ask({"prompt": [1] * 3000, "max_tokens": 100}) == 400
+            assert await ask({"prompt": [1], "priority": 5}) == 400
+            # A step takes in one of them, and lasts longer than all of them need to come.
+            many = [ask({"prompt": [100 + place] * 40, "max_tokens": 2}) for place in range(16)]
+            assert 429 in await asyncio.gather(*many)
 
     async def stop(self) -> None:
         process = self._supervisor.process_id

@@ -112,11 +112,20 @@ def make_app(
     async def openapi(request: Request) -> Response:
         return Response(msgspec.json.encode(document(OPERATIONS, serving)), media_type="application/json")
 
+    async def routing_error(request: Request, error: Exception) -> Response:
+        """No such path, or another method, in the shape of every error."""
+        if not isinstance(error, HTTPException):
+            raise error
+        told = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"[:300], code="no_such_route")
+        serving.refusals.note(told)
+        headers = dict(error.headers or {})
+        return Response(msgspec.json.encode(told.reply), told.status, headers, media_type="application/json")
+
     routes.append(Route("/openapi.json", openapi))
     app = Starlette(
         routes=[*health, *routes],
-        middleware=[Middleware(Guard, tenants=tenants, open_paths=[route.path for route in health])],
-        exception_handlers={HTTPException: _routing_error},
+        middleware=[Middleware(Guard, tenants=tenants, open_paths=[route.path for route in health], refusals=serving.refusals)],
+        exception_handlers={HTTPException: routing_error},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a path is right or wrong
@@ -126,12 +135,3 @@ def make_app(
 async def _prepare(serving: Serving, when_prepared: Callable[[], object]) -> None:
     await serving.reader.prepare()
     when_prepared()
-
-
-async def _routing_error(request: Request, error: Exception) -> Response:
-    """No such path, or another method, in the shape of every error."""
-    if not isinstance(error, HTTPException):
-        raise error
-    told = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"[:300], code="no_such_route")
-    headers = dict(error.headers or {})
-    return Response(msgspec.json.encode(told.reply), told.status, headers, media_type="application/json")

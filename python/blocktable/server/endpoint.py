@@ -50,7 +50,7 @@ class Endpoint:
         except _LeftError:
             return
         except Exception as error:  # noqa: BLE001 - every error is an answer
-            await send_error(send, api_error(error))
+            await self._refuse(send, error)
             return
         await _while_there(receive, self._answer(call, ask, scope[SEND]))
 
@@ -60,14 +60,19 @@ class Endpoint:
             answer = await self._operation.handler(self._serving, call, ask)
             if isinstance(answer, AsyncGenerator):
                 async with aclosing(answer):
-                    await send_events(send, answer, limits.write_timeout_s)
+                    await send_events(send, answer, limits.write_timeout_s, self._serving.refusals.note_later)
             else:
                 await send_record(send, answer)
         except SlowReaderError:
             # The head has gone, and the connection is closed: an answer that is not whole looks so.
             logger.warning("a reader took nothing for %g s: its request was ended", limits.write_timeout_s)
         except Exception as error:  # noqa: BLE001 - every error is an answer
-            await send_error(send, api_error(error))
+            await self._refuse(send, error)
+
+    async def _refuse(self, send: Send, error: Exception) -> None:
+        told = api_error(error)
+        self._serving.refusals.note(told)
+        await send_error(send, told)
 
 
 class _LeftError(Exception):

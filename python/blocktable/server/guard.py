@@ -12,6 +12,7 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import ApiError
+from .refusals import Refusals
 from .reply import send_error
 from .tenants import Tenants, is_loopback
 
@@ -25,8 +26,9 @@ SEND = "blocktable.send"
 class Guard:
     """Lets requests with a known key through to `app`, and all to the open paths."""
 
-    def __init__(self, app: ASGIApp, tenants: Tenants, open_paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, tenants: Tenants, open_paths: Collection[str], refusals: Refusals | None = None) -> None:
         self._app = app
+        self._refusals = Refusals() if refusals is None else refusals
         self._tenants = tenants
         self._open_paths = frozenset(open_paths)
 
@@ -38,6 +40,7 @@ class Guard:
                     scope[TENANT] = self._tenant(scope)
                     scope[SEND] = send
             except ApiError as error:
+                self._refusals.note(error)
                 await send_error(send, error)
                 return
         await self._app(scope, receive, send)
@@ -60,7 +63,11 @@ def _check_local(scope: Scope, host: str) -> None:
     client = scope.get("client")
     # A Unix socket has no client address.
     if client is not None and client[0] and not is_loopback(client[0]):
-        raise ApiError(403, "this server has no API keys: it serves its own machine only", kind="permission_error")
+        raise _not_local("it serves its own machine only")
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     if not is_loopback(name.strip("[]")):
-        raise ApiError(403, f"this server has no API keys: call it localhost, not {name[:100]}", kind="permission_error")
+        raise _not_local(f"call it localhost, not {name[:100]}")
+
+
+def _not_local(message: str) -> ApiError:
+    return ApiError(403, f"this server has no API keys: {message}", kind="permission_error", code="not_local")

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 from ..errors import BlocktableError
 from .engine_client import EngineClient, EngineInfo, EngineState, Progress
 from .histogram import Histogram
+from .refusals import Refusal, Refusals
 from .request_watch import RequestFigures
 from .snapshot import resident_bytes
 
@@ -44,6 +45,7 @@ class Sources:
 
     engine: Mapping[str, Any] | None
     requests: RequestFigures
+    refusals: Refusals
     progress: Progress
     state: EngineState
     info: EngineInfo | None
@@ -302,9 +304,10 @@ SERIES: tuple[Series, ...] = (
     Series(
         "blocktable:requests_refused",
         "counter",
-        "Requests refused on arrival: never_fits, queue_full, invalid_input.",
-        _stats({name: f"reason_{name}" for name in ("never_fits", "queue_full", "invalid_input")}),
+        "Requests answered with a refusal, by the server or by the engine: " + ", ".join(one.value for one in Refusal) + ".",
+        lambda sources: [((one.value,), sources.refusals.counts[one]) for one in Refusal],
         labels=("reason",),
+        of_engine=False,
     ),
     Series(
         "blocktable:requests_ended",
@@ -456,11 +459,13 @@ class Metrics:
         num_deaths: Callable[[], int] = lambda: 0,
         lost_log_lines: Callable[[], int] = lambda: 0,
         model_name: str | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         """`model_name`: what clients call the model; None = as the engine does."""
         self._model_name = model_name
         self._client = client
         self._requests = requests
+        self._refusals = Refusals() if refusals is None else refusals
         self._num_deaths = num_deaths
         self._lost_log_lines = lost_log_lines
         self._asked_at = float("-inf")
@@ -472,6 +477,7 @@ class Metrics:
         sources = Sources(
             engine=await self._fresh_snapshot(),
             requests=self._requests,
+            refusals=self._refusals,
             progress=self._client.progress,
             state=self._client.state,
             info=self._info(),

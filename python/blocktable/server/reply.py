@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 import msgspec
 from starlette.types import Send
@@ -35,9 +35,11 @@ async def send_error(send: Send, error: ApiError) -> None:
     await _send(send, error.status, msgspec.json.encode(error.reply), error.headers)
 
 
-async def send_events(send: Send, events: AsyncGenerator[bytes, None], write_timeout_s: float) -> None:
+async def send_events(
+    send: Send, events: AsyncGenerator[bytes, None], write_timeout_s: float, note: Callable[[ApiError], object]
+) -> None:
     """200 and the events as they come. The head waits for the first one: what fails before it is raised and still has its own
-    status; what fails behind it is told by a last event.
+    status; what fails behind it is told by a last event, and to `note`.
 
     Raises `SlowReaderError` for a reader that takes nothing."""
     event: bytes | None = await anext(events)
@@ -49,7 +51,7 @@ async def send_events(send: Send, events: AsyncGenerator[bytes, None], write_tim
                 patience.begin()
                 await send({"type": "http.response.body", "body": event, "more_body": True})
                 patience.end()
-                event = await _next(events)
+                event = await _next(events, note)
         except asyncio.CancelledError:
             if patience.is_over:
                 raise SlowReaderError from None
@@ -70,13 +72,15 @@ def let_go_of_slow_readers(listener: socket.socket, write_timeout_s: float) -> N
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(write_timeout_s * 1000)))
 
 
-async def _next(events: AsyncGenerator[bytes, None]) -> bytes | None:
+async def _next(events: AsyncGenerator[bytes, None], note: Callable[[ApiError], object]) -> bytes | None:
     """None behind the last."""
     try:
         return await anext(events, None)
     except Exception as error:  # noqa: BLE001 - every error is told
         await events.aclose()
-        return error_event(api_error(error))
+        told = api_error(error)
+        note(told)
+        return error_event(told)
 
 
 class _Patience:

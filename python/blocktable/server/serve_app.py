@@ -18,6 +18,7 @@ from .engine_client import EngineClient
 from .garbage import settle_memory
 from .logs import Event, tell
 from .options import ServeOptions
+from .refusals import Refusals
 from .serving import Serving
 from .tenants import Tenants
 
@@ -33,10 +34,10 @@ class ServeApp:
         self._tenants = Tenants() if options.api_key_file is None else Tenants.from_file(options.api_key_file)
         self._tenants.check_host(options.host)
 
-    def __call__(self, engine: EngineClient, health: Sequence[Route]) -> ASGIApp:
+    def __call__(self, engine: EngineClient, health: Sequence[Route], refusals: Refusals) -> ASGIApp:
         """See `server_process.MakeApp`."""
         name = self._options.served_model_name
-        serving = Serving.of(engine, self._options.limits, () if name is None else (name,))
+        serving = Serving.of(engine, self._options.limits, () if name is None else (name,), refusals)
         return make_app(serving, self._tenants, health=health, when_prepared=settle_memory)
 
     def read_keys(self) -> None:

@@ -27,6 +27,7 @@ from .logs import Event, LineWriter, tell
 from .metrics import Metrics
 from .options import ServeOptions
 from .process_client import EngineLaunch
+from .refusals import Refusals
 from .reply import let_go_of_slow_readers
 from .request_watch import WatchedClient
 from .start_report import concurrency, start_report
@@ -45,8 +46,9 @@ sends a request into a connection that is being closed."""
 BACKLOG = 4096
 """Connections that wait to be taken."""
 
-MakeApp = Callable[[EngineClient, Sequence[Route]], ASGIApp]
-"""Makes the clients' app, which asks that engine and answers those routes of health. The engine may not be ready yet."""
+MakeApp = Callable[[EngineClient, Sequence[Route], Refusals], ASGIApp]
+"""Makes the clients' app, which asks that engine, answers those routes of health, and notes there whom it refuses. The engine
+may not be ready yet."""
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -71,13 +73,15 @@ class ServerProcess:
         name, endpoint = options.served_model_name or options.model, options.otlp_traces_endpoint
         self._tracing = None if endpoint is None else make_tracing(endpoint, name)
         self._client = WatchedClient(self._supervisor, logs_prompts=options.log_prompts, tracing=self._tracing)
-        self._app = make_app(self._client, health_routes(self._client, stall_s=options.stall_s))
+        refusals = Refusals()
+        self._app = make_app(self._client, health_routes(self._client, stall_s=options.stall_s), refusals)
         self._metrics = Metrics(
             self._client,
             self._client.figures,
             num_deaths=lambda: self._supervisor.num_deaths,
             lost_log_lines=lambda: 0 if logs is None else logs.lost,
             model_name=name,
+            refusals=refusals,
         )
         self._asked_to_end = asyncio.Event()
 

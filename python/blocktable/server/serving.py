@@ -15,6 +15,7 @@ from .errors import RETRY_ELSEWHERE_S, ApiError, unavailable
 from .limits import Limits
 from .protocol.models import Model
 from .reader import Reader
+from .refusals import Refusals
 
 MAX_READERS = 4
 """Threads that read long prompts, at most."""
@@ -39,13 +40,21 @@ class Serving:
     limits: Limits
     names: Sequence[str] = ()
     """Names that clients may call the model; empty = what the model itself is called."""
+    refusals: Refusals = field(default_factory=Refusals)
     started_s: int = field(default_factory=lambda: int(time.time()))  # since 1970
 
     @classmethod
-    def of(cls, engine: EngineClient, limits: Limits | None = None, names: Sequence[str] = ()) -> Serving:
+    def of(
+        cls,
+        engine: EngineClient,
+        limits: Limits | None = None,
+        names: Sequence[str] = (),
+        refusals: Refusals | None = None,
+    ) -> Serving:
         """With a reader of its own, which `close` ends."""
         reader = Reader(engine, max(1, min(usable_cpus() - 1, MAX_READERS)))
-        return cls(engine=engine, reader=reader, limits=limits or Limits(), names=names)
+        noted = Refusals() if refusals is None else refusals
+        return cls(engine=engine, reader=reader, limits=limits or Limits(), names=names, refusals=noted)
 
     def close(self) -> None:
         """End what was begun here; the engine is its owner's to end."""
