@@ -50,6 +50,28 @@ def test_json_is_one_object_and_nothing_else(command: Command, capsys: pytest.Ca
     assert record["output_tokens_per_s"] > 0
 
 
+def test_log_probabilities_stand_in_the_json(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    options = (
+        "--ignore-eos",
+        "--quiet",
+        "--max-tokens",
+        "5",
+        "--frequency-penalty",
+        "2",
+        "--logit-bias",
+        '{"65": 100, "66": 99}',
+    )
+    assert command("one", *options, "--json", "--logprobs", "2") == 0
+    first = json.loads(capsys.readouterr().out)["requests"][0]
+    assert set(first["token_ids"]) == {65, 66}
+    assert [told[0]["token_id"] for told in first["logprobs"]] == first["token_ids"]
+    assert [[one["rank"] for one in told[1:]] for told in first["logprobs"]] == [[1, 2]] * 5
+    assert sum(told[0]["logprob"] for told in first["logprobs"]) == pytest.approx(first["cumulative_logprob"])
+    assert command("one", *options, "--json", "--bad-words", "c", "--allowed-token-ids", "66") == 2
+    assert command("one", *options, "--logprobs", "2") == 2
+    assert "--json only" in capsys.readouterr().err
+
+
 def test_json_and_text_say_the_same(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("one", "two", "--max-tokens", "8", "--ignore-eos", "--quiet")
     command(*arguments, "--json")

@@ -177,7 +177,7 @@ def test_a_dropped_token_that_is_kept_in_the_books_is_caught(make_llm: MakeLLM, 
     real = loop._take
 
     def take_all(step: Any, sampled: Any, done: Any, now_ns: int) -> None:
-        loop._rows.outputs.append(step.rows[done.dropped], sampled.ids[done.dropped], now_ns)
+        loop._rows.take(step.rows[done.dropped], sampled.ids[done.dropped], now_ns)
         real(step, sampled, done, now_ns)
 
     monkeypatch.setattr(loop, "_take", take_all)

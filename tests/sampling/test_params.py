@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from blocktable.errors import InvalidInputError, UnknownOptionError
+from blocktable.sampling import checks
 from blocktable.sampling import params as module
 from blocktable.sampling.params import NOT_SERVED, RequestOutputKind, ResolvedSampling, SamplingParams, collect_end_ids
 
@@ -38,6 +39,13 @@ def test_defaults_are_those_of_vllm() -> None:
         "stop": (),
         "stop_token_ids": (),
         "ignore_eos": False,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": (),
+        "allowed_token_ids": None,
+        "bad_words": (),
+        "logprobs": None,
         "include_stop_str_in_output": False,
         "skip_special_tokens": True,
         "detokenize": True,
@@ -59,6 +67,24 @@ BAD: list[tuple[str, Any]] = [
     ("stop[0]", ""),
     *(("stop_token_ids", value) for value in (5, "12", {1: 2}, list(range(257)), [1] * 10**6)),
     *(("stop_token_ids[1]", [1, value]) for value in (-1, 1.0, True, "1", None, 2**31, 2**63)),
+    *(
+        (name, value)
+        for name in ("presence_penalty", "frequency_penalty")
+        for value in (-2.1, 2.1, NAN, INF, -INF, 1e308, 10**400, True, "1", None)
+    ),
+    *(("repetition_penalty", value) for value in (0, -1, 0.009, 100.1, NAN, INF, True, "1", None)),
+    *(("logit_bias", value) for value in (5, "5", [], [(1, 2.0)], ((1,),), (1, 2), dict.fromkeys(range(1025), 1.0))),
+    *(
+        ("logit_bias", {key: 1.0})
+        for key in (-1, "-1", "AI", "1.5", 1.5, True, None, "", "01", "1_0", " 1", "²", 2**31, "9" * 5000, (1, 2))
+    ),
+    ("logit_bias", {5: 1.0, "5": 2.0}),
+    *(("logit_bias[5]", {"5": value}) for value in (NAN, INF, -INF, 1e9, -100.1, True, "1", None)),
+    *(("allowed_token_ids", value) for value in (5, "12", {1: 2}, [], (), list(range(4097)), [1] * 10**6)),
+    *(("allowed_token_ids[1]", [1, value]) for value in (-1, 1.0, True, "1", None, 2**31, 2**63)),
+    *(("bad_words", value) for value in ("ab", 5, b"x", {"a": 1}, ["a"] * 33)),
+    *(("bad_words[1]", ["a", value]) for value in ("", "x" * 257, 5, None, "\ud800")),
+    *(("logprobs", value) for value in (-1, 1025, 2**31, 2**63, 1.0, True, "5")),
     *((name, value) for name in FLAGS for value in (1, 0, None, "no")),
 ]
 
@@ -74,7 +100,7 @@ def test_a_bad_value_is_refused_by_field_and_bound(field: str, value: Any) -> No
     assert len(str(refusal.value)) < 500
 
 
-@pytest.mark.parametrize("field", ["stop", "stop_token_ids"])
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids", "allowed_token_ids", "bad_words"])
 def test_a_list_that_is_too_long_is_refused_before_its_items_are_read(field: str) -> None:
     """Refusing costs the same, however large the value is."""
 
@@ -102,6 +128,12 @@ AT_THE_BOUND: list[tuple[str, Any]] = [
     ("min_tokens", 16),
     *(("stop", value) for value in ("x" * 256, ["a"] * 32, ("a",), None)),
     *(("stop_token_ids", value) for value in ([0, 2**31 - 1], np.array([3, 4]), None)),
+    *((name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2, 2, np.float32(0.5))),
+    *(("repetition_penalty", value) for value in (0.01, 100)),
+    *(("logit_bias", value) for value in ({}, None, {0: -100, "2147483647": 100}, {np.int64(5): np.float32(1)}, ((1, 2.0),))),
+    *(("allowed_token_ids", value) for value in ([0], list(range(4096)), np.array([1]), None)),
+    *(("bad_words", value) for value in ([], ["x" * 256] * 32, ("a",), None)),
+    *(("logprobs", value) for value in (0, 1024, None, np.int64(5))),
 ]
 
 
@@ -121,6 +153,8 @@ def test_values_come_out_in_one_form() -> None:
     assert type(params.max_tokens) is int
     assert params.seed is None
     assert SamplingParams(stop=["b", "a", "b"]).stop == ("b", "a")
+    assert SamplingParams(logit_bias={"7": 1, 5: -2.5}).logit_bias == ((5, -2.5), (7, 1.0))
+    assert SamplingParams(allowed_token_ids=[3, 1, 3]).allowed_token_ids == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -161,14 +195,15 @@ def test_stop_strings_need_text() -> None:
 
 
 def test_a_record_is_frozen_and_compares_copies_and_travels() -> None:
-    params = SamplingParams(temperature=0.5, stop=["a"], seed=3)
+    rules = {"logit_bias": {"5": 1}, "allowed_token_ids": [4], "bad_words": ["x"], "logprobs": 2, "presence_penalty": 1}
+    params = SamplingParams(temperature=0.5, stop=["a"], seed=3, **rules)
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.temperature = 1.0  # type: ignore[misc]
     for other in (
         copy.deepcopy(params),
         pickle.loads(pickle.dumps(params)),
         dataclasses.replace(params),
-        SamplingParams(temperature=0.5, stop="a", seed=3),
+        SamplingParams(temperature=0.5, stop="a", seed=3, **rules),
     ):
         assert other == params
         assert hash(other) == hash(params)
@@ -197,6 +232,60 @@ def test_a_stop_token_outside_the_vocabulary_is_refused_by_its_place() -> None:
     resolve(SamplingParams(stop_token_ids=[0, 99]))
     with pytest.raises(InvalidInputError, match=r"stop_token_ids\[1\]=100: must be 0..99"):
         resolve(SamplingParams(stop_token_ids=[0, 100]))
+
+
+@pytest.mark.parametrize(
+    "options, field",
+    [
+        ({"logit_bias": {"99": 1, "100": 1}}, "logit_bias[100]"),
+        ({"allowed_token_ids": [99, 100]}, "allowed_token_ids[1]"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"bad_words": ["x"]}, "bad_words"),
+    ],
+)
+def test_what_only_the_model_can_refuse_is_refused_by_its_place(options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInputError) as refusal:
+        resolve(SamplingParams(**options))
+    assert refusal.value.field == field
+
+
+def spell(text: str) -> list[int]:
+    """A token a letter, from 50 on; a space is 40, and the letter z one that the model does not have."""
+    return [40 if letter == " " else 1000 if letter == "z" else 50 + ord(letter) - ord("a") for letter in text]
+
+
+def test_bad_words_are_spelled_as_they_stand_and_behind_a_space() -> None:
+    got = resolve(SamplingParams(bad_words=["ab", "z", "c"]), encode=spell)
+    assert got.bad_words_token_ids == ((50, 51), (40, 50, 51), (52,), (40, 52))
+    assert resolve(SamplingParams(bad_words=["a"]), encode=lambda text: []).bad_words_token_ids == ()
+
+
+CHOICES: list[tuple[dict[str, Any], str | None]] = [
+    ({"allowed_token_ids": [50, 51], "bad_words": ["a"]}, None),
+    ({"allowed_token_ids": [50], "bad_words": ["a"]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [50], "bad_words": ["ba"]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [2, 7], "stop_token_ids": [7], "min_tokens": 1}, "allowed_token_ids"),
+    ({"allowed_token_ids": [2, 7], "stop_token_ids": [7]}, None),
+    ({"allowed_token_ids": [2, 7], "stop_token_ids": [7], "min_tokens": 1, "ignore_eos": True}, None),
+    ({"stop_token_ids": list(range(4, 100)), "min_tokens": 1}, None),
+    ({"stop_token_ids": [0, 1, *range(4, 100)], "min_tokens": 1}, "min_tokens"),
+]
+
+
+@pytest.mark.parametrize("options, field", CHOICES, ids=str)
+def test_masks_that_may_leave_no_token_are_refused(options: dict[str, Any], field: str | None) -> None:
+    if field is None:
+        resolve(SamplingParams(**options), encode=spell)
+        return
+    with pytest.raises(InvalidInputError, match="leave a token to choose") as refusal:
+        resolve(SamplingParams(**options), encode=spell)
+    assert refusal.value.field == field
+
+
+def test_masks_that_are_not_looked_at_together_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_check_choice", lambda resolved, vocab_size: None)
+    with pytest.raises(pytest.fail.Exception):
+        test_masks_that_may_leave_no_token_are_refused(*CHOICES[1])
 
 
 def ends_are_right() -> bool:
@@ -238,18 +327,24 @@ def test_end_tokens_that_the_model_cannot_produce_are_left_out() -> None:
     assert collect_end_ids(-1, None, [3, -5]) == {3}
 
 
-@pytest.mark.parametrize("check", ["_between", "_whole", "_number", "_flag", "_some", "_refuse_others"])
+@pytest.mark.parametrize(
+    "check", ["between", "whole", "number", "flag", "some", "texts", "token_ids", "biases", "_allowed", "_refuse_others"]
+)
 def test_a_check_left_out_is_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, some value that must be refused gets through (or falls over untyped)."""
     lets_through = {
-        "_between": lambda field, number, low, high: number,
-        "_whole": lambda field, value: value,
-        "_number": lambda field, value, **_: value,
-        "_flag": lambda field, value: value,
-        "_some": lambda field, value, limit, what: list(value),
+        "between": lambda field, number, low, high: number,
+        "whole": lambda field, value: value,
+        "number": lambda field, value, **_: value,
+        "flag": lambda field, value: value,
+        "some": lambda field, value, limit, what: list(value),
+        "texts": lambda field, value, most, longest: tuple(value or ()),
+        "token_ids": lambda field, value, most: tuple(value or ()),
+        "biases": lambda field, value, most, size: value,
+        "_allowed": lambda value: value,
         "_refuse_others": lambda others, served: None,
     }
-    monkeypatch.setattr(module, check, lets_through[check])
+    monkeypatch.setattr(module if check.startswith("_") else checks, check, lets_through[check])
 
     def refused(name: str, value: Any) -> bool:
         try:
@@ -261,4 +356,4 @@ def test_a_check_left_out_is_caught(check: str, monkeypatch: pytest.MonkeyPatch)
         return False
 
     values = [(field.partition("[")[0], value) for field, value in BAD]
-    assert not all(refused(*pair) for pair in [*values, ("temprature", 1), ("logprobs", 5)])
+    assert not all(refused(*pair) for pair in [*values, ("temprature", 1), ("prompt_logprobs", 5)])

@@ -17,11 +17,14 @@ from blocktable.sampling.sampler import NO_TOKEN, NonFiniteLogitsError, Sampled,
 VOCAB = 97
 ROWS = 12
 END_IDS = (3, 50)
+WORDS = {"a": [20], " a": [20, 21], "b": [22, 20], " b": [23]}
 
 
 def resolved(**options: Any) -> ResolvedSampling:
     params = SamplingParams(max_tokens=None, **options)
-    return params.resolve(vocab_size=VOCAB, eos_token_ids=END_IDS, max_model_len=10_000, num_prompt_tokens=1)
+    return params.resolve(
+        vocab_size=VOCAB, eos_token_ids=END_IDS, max_model_len=10_000, num_prompt_tokens=1, encode=lambda text: WORDS[text]
+    )
 
 
 def some_params(rng: random.Random) -> dict[str, Any]:
@@ -33,6 +36,18 @@ def some_params(rng: random.Random) -> dict[str, Any]:
         "min_tokens": rng.choice([0, 0, 2, 5]),
         "ignore_eos": rng.random() < 0.3,
         "stop_token_ids": rng.choice([None, [7], [8, 9, 10, 11]]),
+    } | (some_rules(rng) if rng.random() < 0.5 else {})
+
+
+def some_rules(rng: random.Random) -> dict[str, Any]:
+    return {
+        "presence_penalty": rng.choice([0.0, 2.0]),
+        "frequency_penalty": rng.choice([0.0, 1.0]),
+        "repetition_penalty": rng.choice([1.0, 3.0]),
+        "logit_bias": rng.choice([None, {30: 4.0, 31: -4.0}]),
+        "allowed_token_ids": rng.choice([None, None, list(range(20, 40))]),
+        "bad_words": rng.choice([None, ["a", "b"]]),
+        "logprobs": rng.choice([None, None, 2]),
     }
 
 
@@ -44,17 +59,23 @@ def logits_of(request: int, position: int) -> torch.Tensor:
     return logits
 
 
+def prompt_of(request: int) -> np.ndarray:
+    return np.arange(request, request + 60, dtype=np.int32)
+
+
 def ids(sampler: Sampler, entries: list[tuple[int, int, int]]) -> list[int]:
     """One step. An entry is (request, row, position)."""
     logits = torch.stack([logits_of(request, position) for request, _, position in entries])
     rows, positions = (np.array([entry[i] for entry in entries], dtype=np.int32) for i in (1, 2))
-    return sampler.sample(logits, rows, positions).ids.tolist()
+    chosen = sampler.sample(logits, rows, positions).ids
+    sampler.note(rows, chosen)
+    return chosen.tolist()
 
 
 def cold(request: int, params: dict[str, Any], length: int, make: type[Sampler] = Sampler) -> list[int]:
     """The request alone, in row 0 of a fresh sampler."""
     sampler = make(1, VOCAB)
-    sampler.set_row(0, resolved(**params), seed=request * 77 - 5)
+    sampler.set_row(0, resolved(**params), request * 77 - 5, prompt_of(request))
     return [ids(sampler, [(request, 0, position)])[0] for position in range(length)]
 
 
@@ -72,7 +93,8 @@ def warm(
             free = [row for row in range(ROWS) if row not in rows.values()]
             if request not in rows and free and rng.random() < 0.6:
                 rows[request] = rng.choice(free)
-                sampler.set_row(rows[request], resolved(**requests[request]), seed=request * 77 - 5)
+                said = np.array(outputs[request], dtype=np.int32)
+                sampler.set_row(rows[request], resolved(**requests[request]), request * 77 - 5, prompt_of(request), said)
         step = [r for r in rng.sample(sorted(rows), len(rows)) if len(outputs[r]) < length and rng.random() < 0.8]
         if step:
             for request, token in zip(step, ids(sampler, [(r, rows[r], len(outputs[r])) for r in step])):
@@ -243,10 +265,10 @@ def test_logits_of_inference_mode_can_be_masked_and_drawn() -> None:
 
 def test_a_row_given_back_is_greedy_without_masks() -> None:
     sampler = Sampler(1, VOCAB)
-    sampler.set_row(0, resolved(temperature=3.0, top_k=5, top_p=0.5, min_p=0.1, min_tokens=9), seed=5)
+    sampler.set_row(0, resolved(temperature=3.0, top_k=5, top_p=0.5, min_p=0.1, min_tokens=9, logprobs=3), seed=5)
     sampler.clear_row(0)
     fresh = Sampler(1, VOCAB)
-    for name in ("_is_random", "_temperature", "_min_p", "_top_k", "_top_p", "_seed", "_min_tokens"):
+    for name in ("_is_random", "_temperature", "_min_p", "_top_k", "_top_p", "_seed", "_min_tokens", "_num_logprobs"):
         assert getattr(sampler, name)[0] == getattr(fresh, name)[0]
 
 
@@ -299,9 +321,9 @@ class NotReset(Sampler):
     def clear_row(self, row: int) -> None:
         pass
 
-    def set_row(self, row: int, resolved: ResolvedSampling, seed: int) -> None:
+    def set_row(self, row: int, resolved: ResolvedSampling, seed: int, *history: Any) -> None:
         before = self._min_tokens[row], self._end_ids[row].copy()
-        super().set_row(row, resolved, seed)
+        super().set_row(row, resolved, seed, *history)
         if not resolved.min_tokens and before[0]:
             self._min_tokens[row] = before[0]
 
@@ -321,8 +343,8 @@ class SharedTopK(Sampler):
 class SeedOnly(Sampler):
     """The position does not count, but how often the row was sampled since it was set does."""
 
-    def set_row(self, row: int, resolved: ResolvedSampling, seed: int) -> None:
-        super().set_row(row, resolved, seed)
+    def set_row(self, row: int, resolved: ResolvedSampling, seed: int, *history: Any) -> None:
+        super().set_row(row, resolved, seed, *history)
         self.__dict__.setdefault("calls", {})[row] = 0
 
     def _draw_rows(self, logits: Any, largest: Any, drawn: Any, rows: Any, positions: Any, seeds: Any) -> list[int]:
@@ -333,7 +355,45 @@ class SeedOnly(Sampler):
         return super()._draw_rows(logits, largest, drawn, rows, np.array(counted), seeds)
 
 
-@pytest.mark.parametrize("fault", [OneGenerator, ByEntry, NotReset, SharedTopK, SeedOnly])
+class ForgetsAtPreemption(Sampler):
+    """Who gets a row again has said nothing."""
+
+    def set_row(self, row: int, resolved: ResolvedSampling, seed: int, *history: Any) -> None:
+        super().set_row(row, resolved, seed, *history[:1])
+
+
+class OnlyThisPart(Sampler):
+    """The prompt is what was computed last of it, as if the rest had been cached."""
+
+    def set_row(self, row: int, resolved: ResolvedSampling, seed: int, *history: Any) -> None:
+        had = self.__dict__.setdefault("had", set())
+        prompt = history[0][-1:] if seed in had else history[0]
+        had.add(seed)
+        super().set_row(row, resolved, seed, prompt, *history[1:])
+
+
+class KeepsRules(Sampler):
+    """A row keeps the rules of the one before it, where the next has none."""
+
+    def clear_row(self, row: int) -> None:
+        rules = self._rules.get(row)
+        super().clear_row(row)
+        if rules is not None:
+            self._rules[row], self._has_rules[row] = rules, True
+
+
+class FirstAskDecides(Sampler):
+    """Whether the step has penalties at all is what its first entry says."""
+
+    def _apply_rules(self, logits: torch.Tensor, rows: Any) -> None:
+        if self._has_rules[rows[0]]:
+            super()._apply_rules(logits, rows)
+
+
+RULE_FAULTS = [ForgetsAtPreemption, OnlyThisPart, KeepsRules, FirstAskDecides]
+
+
+@pytest.mark.parametrize("fault", [OneGenerator, ByEntry, NotReset, SharedTopK, SeedOnly, *RULE_FAULTS])
 def test_a_faulty_sampler_is_caught(fault: type[Sampler]) -> None:
     assert not all(alike(seed, fault) for seed in range(12))
 

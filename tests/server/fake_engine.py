@@ -41,6 +41,7 @@ class FakeEngine:
             bytes_per_block=1,
             max_num_seqs=8,
             max_waiting=8,
+            max_logprobs=20,
             policy="fcfs",
             device="cpu",
         )

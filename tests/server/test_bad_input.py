@@ -53,15 +53,50 @@ TOOL = tool()
 ROWS: dict[str, Row] = {
     # 119: keys and values of a bias.
     **{
-        f"a bias for {key!r} of {value}": completion({"logit_bias": {key: value}}, "logit_bias", "not served yet")
-        for key, value in [("-1", 1), (str(VOCAB_SIZE), 1), (str(2**31), 1), ("AI", 1), ("1.5", 1), ("5", 1e9)]
+        f"a bias for {key!r}": completion({"logit_bias": {key: 1}}, "logit_bias", "matching regex")
+        for key in ("-1", "AI", "1.5", "", "01", "1e2", "9" * 5000)
     },
-    "a bias in a chat": chat({"logit_bias": {"-1": 1}}, "logit_bias", "not served yet"),
+    **{
+        f"a bias for {key}": completion({"logit_bias": {"1": 1, str(key): 1}}, f"logit_bias[{key}]", f"0..{VOCAB_SIZE - 1}")
+        for key in (VOCAB_SIZE, 2**31 - 1)
+    },
+    "a bias for 2**31": completion({"logit_bias": {str(2**31): 1}}, "logit_bias", f"0..{2**31 - 1}"),
+    **{
+        f"a bias of {value}": completion({"logit_bias": {"5": value}}, "logit_bias[...]", word)
+        for value, word in [
+            (1e9, "<= 100"),
+            (-100.5, ">= -100"),
+            (1e308, "<= 100"),
+            ("1", "float"),
+            (None, "null"),
+            (True, "bool"),
+        ]
+    },
+    "a bias that is a list": completion({"logit_bias": [1]}, "logit_bias", "object"),
+    "1025 biases": completion({"logit_bias": {str(place): 1 for place in range(1025)}}, "logit_bias", "length <= 1024"),
+    "a bias in a chat": chat({"logit_bias": {"-1": 1}}, "logit_bias", "matching regex"),
     # 121: whatever counts something.
     **{f"n of {n}": completion({"n": n}, "n", "int") for n in (0, -1, 129, 2**31, 2**63, 1e308, 1.5, "2", True)},
     **{f"best_of {n}": completion({"best_of": n}, "best_of", "not served") for n in (0, 2, 2**31, 1e308, "x", True)},
-    **{f"logprobs {n}": completion({"logprobs": n}, "logprobs", "not served") for n in (0, 1, 6, 2**31, 1e308)},
-    **{f"top_logprobs {n}": chat({"top_logprobs": n}, "top_logprobs", "not served") for n in (1, 21, 2**31, False)},
+    **{f"logprobs {n}": completion({"logprobs": n}, "logprobs", "0") for n in (-1, 21, 1025, 2**31, 2**63)},
+    **{f"logprobs {n}": completion({"logprobs": n}, "logprobs", "int") for n in (1e308, True, "1", 0.5)},
+    **{
+        f"top_logprobs {n}": chat({"logprobs": True, "top_logprobs": n}, "top_logprobs", "0")
+        for n in (-1, 21, 1025, 2**31, 2**63)
+    },
+    "top_logprobs False": chat({"logprobs": True, "top_logprobs": False}, "top_logprobs", "int"),
+    "top_logprobs without logprobs": chat({"top_logprobs": 1}, "top_logprobs", "goes with logprobs"),
+    "logprobs of a chat as a number": chat({"logprobs": 1}, "logprobs", "bool"),
+    "logprobs of the prompt": completion({"prompt_logprobs": 1}, "prompt_logprobs", "not served"),
+    "no allowed token": completion({"allowed_token_ids": []}, "allowed_token_ids", "length >= 1"),
+    "4097 allowed tokens": completion({"allowed_token_ids": [1] * 4097}, "allowed_token_ids", "length <= 4096"),
+    "an allowed token outside": completion(
+        {"allowed_token_ids": [1, VOCAB_SIZE]}, "allowed_token_ids[1]", f"0..{VOCAB_SIZE - 1}"
+    ),
+    "33 bad words": completion({"bad_words": ["x"] * 33}, "bad_words", "length <= 32"),
+    "an empty bad word": completion({"bad_words": ["x", ""]}, "bad_words[1]", "length >= 1"),
+    "a bad word of 257 characters": completion({"bad_words": ["x" * 257]}, "bad_words[0]", "length <= 256"),
+    "nothing left to say": completion({"bad_words": ["e"], "allowed_token_ids": [68]}, "allowed_token_ids", "leave a token"),
     **{f"max_tokens {n}": completion({"max_tokens": n}, "max_tokens", "int") for n in (0, -1, 2**31, 2**63, 1e308)},
     **{f"min_tokens {n}": completion({"min_tokens": n}, "min_tokens", "int") for n in (-1, 2**31, 2**63, 1e308)},
     "33 stop strings": completion({"stop": ["x"] * 33}, "stop", "length <= 32"),
@@ -115,7 +150,15 @@ ROWS: dict[str, Row] = {
     "a min_p of 2": completion({"min_p": 2}, "min_p", "<= 1"),
     "a seed of 2**63": completion({"seed": 2**63}, "seed", "<="),
     "more than max_tokens at least": completion({"min_tokens": 5}, "min_tokens", "at most max_tokens, which is 4"),
-    "a penalty": completion({"frequency_penalty": 0.5}, "frequency_penalty", "not served"),
+    **{
+        f"a {name} of {value}": completion({name: value}, name, "2")
+        for name in ("presence_penalty", "frequency_penalty")
+        for value in (-2.5, 2.5, 1e308)
+    },
+    "a penalty as text": chat({"presence_penalty": "1"}, "presence_penalty", "float"),
+    "no repetition penalty": completion({"repetition_penalty": 0}, "repetition_penalty", ">= 0.01"),
+    "a repetition penalty of 1e308": completion({"repetition_penalty": 1e308}, "repetition_penalty", "<= 100"),
+    "a penalty of length": completion({"length_penalty": 0.5}, "length_penalty", "not served"),
     "an ignored answer": completion({"ignore_eos": "yes"}, "ignore_eos", "bool"),
     # How it is treated.
     "a priority without that policy": completion({"priority": 1}, "priority", ""),
@@ -233,7 +276,7 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "no Unicode": (b'{"prompt": "\xff"}', {}, 400, "not JSON"),
     "half a character": (b'{"prompt": "\\ud800"}', {}, 400, "not JSON"),
     "60,000 levels": (
-        b'{"prompt": "x", "logit_bias": ' + b"[" * 60_000 + b"]" * 60_000 + b"}",
+        b'{"prompt": "x", "structured_outputs": ' + b"[" * 60_000 + b"]" * 60_000 + b"}",
         {},
         400,
         "nested too deeply",
@@ -371,6 +414,8 @@ def test_limits_are_still_inside(shared: tuple[Live, AsyncLLM]) -> None:
         ({"max_tokens": 2**31 - 1, "deadline_s": 0.1}, 1),
         ({"stop_token_ids": [VOCAB_SIZE - 1] * 256}, 1),
         ({"logit_bias": {}, "frequency_penalty": 0, "best_of": 1, "echo": False, "suffix": ""}, 1),
+        ({"logit_bias": {str(place): -100 for place in range(VOCAB_SIZE)}, "logprobs": 20}, 1),
+        ({"allowed_token_ids": [VOCAB_SIZE - 1] * 4096, "bad_words": ["x" * 256] * 32, "presence_penalty": -2}, 1),
     ]:
         answer = server.client().post(COMPLETIONS, json=one | change)
         assert answer.status_code == 200, (change, answer.text)
@@ -491,7 +536,7 @@ def test_a_feature_that_is_ignored_is_caught(shared: tuple[Live, AsyncLLM], monk
     """Planted: what is not served yet is let through."""
     monkeypatch.setattr(not_served, "_is_same", lambda value, off: True)
     with pytest.raises(AssertionError):
-        test_bad_input_is_refused_by_its_field_and_changes_nothing("a penalty", shared)
+        test_bad_input_is_refused_by_its_field_and_changes_nothing("a penalty of length", shared)
 
 
 def test_a_bound_left_out_is_caught(engine: AsyncLLM, serve: MakeServer) -> None:

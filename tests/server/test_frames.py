@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from blocktable import errors
 from blocktable.errors import BlocktableError, FrameError
 from blocktable.server import frames
-from blocktable.server.engine_client import EngineInfo, EngineRequest, Piece
+from blocktable.server.engine_client import EngineInfo, EngineRequest, Piece, PieceLogprobs
 from blocktable.server.frames import LENGTH, FrameReader, frame
 from blocktable.server.wire import (
     Abort,
@@ -45,6 +45,7 @@ INFO = EngineInfo(
     bytes_per_block=512,
     max_num_seqs=4,
     max_waiting=7,
+    max_logprobs=20,
     policy="fcfs",
     device="cpu",
 )
@@ -58,6 +59,7 @@ ORDERS: list[Any] = [
 REPORTS: list[Any] = [
     Ready(INFO),
     Pieces([1, 2], [Piece("a", [1]), Piece("", [2, 3], "stop", "\n", 16)]),
+    Pieces([1], [Piece("a", [1], logprobs=PieceLogprobs(1, b"\x00" * 8, b"\xff" * 8))]),
     Refused(3, ErrorRecord.of(errors.NeverFitsError(9, 4))),
     Beat(1, 2, 3, 0.5),
     Answer(4, {"stats": {"steps": 1}}),

@@ -38,7 +38,8 @@ BAD: list[tuple[Any, int]] = [
     ({"prompt": [10**6]}, 400),
     ({"prompt": "x", "max_tokens": 0}, 400),
     ({"prompt": "x", "no_such_field": 1}, 400),
-    ({"prompt": "x", "logprobs": 3}, 400),
+    ({"prompt": "x", "logprobs": 21}, 400),
+    ({"prompt": "x", "logit_bias": {"AI": 1}}, 400),
     ({"prompt": [1] * 9000}, 400),
     ({"prompt": "x", "n": 10**6}, 400),
 ]

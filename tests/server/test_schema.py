@@ -94,8 +94,8 @@ def test_a_document_that_promises_more_is_caught(
 
     def wrong(*about: Any) -> Any:
         told = right(*about)
-        told["components"]["schemas"]["CompletionRequest"]["properties"]["frequency_penalty"] = {"type": "number"}
-        told["components"]["schemas"]["CompletionRequest"]["required"].append("frequency_penalty")
+        told["components"]["schemas"]["CompletionRequest"]["properties"]["length_penalty"] = {"type": "number"}
+        told["components"]["schemas"]["CompletionRequest"]["required"].append("length_penalty")
         told["paths"] = {"/v1/completions": told["paths"]["/v1/completions"]}
         return told
 

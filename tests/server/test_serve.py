@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -63,6 +64,30 @@ def test_a_chat_is_streamed_and_is_the_same_in_one_piece(command: Command) -> No
     assert stream[-1].usage.completion_tokens == whole.usage.completion_tokens == 40
 
 
+def test_log_probabilities_and_penalties_cross_the_processes(command: Command) -> None:
+    """Streamed or not, and what only the engine's process can refuse."""
+    with command.client() as client:
+        ask = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 12}
+        ask |= {"logprobs": True, "top_logprobs": 2, "frequency_penalty": 1.5, "logit_bias": {"65": 4}, "n": 2, "seed": 1}
+        whole = client.chat.completions.create(**ask)
+        streamed: list[list[Any]] = [[], []]
+        for event in client.chat.completions.create(**ask, stream=True):
+            for choice in event.choices:
+                streamed[choice.index] += [] if choice.logprobs is None else choice.logprobs.content
+        for place, choice in enumerate(whole.choices):
+            assert len(choice.logprobs.content) == 12
+            for ours, theirs in zip(choice.logprobs.content, streamed[place], strict=True):
+                assert (ours.token, ours.bytes) == (theirs.token, theirs.bytes)
+                assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+                assert [one.token for one in ours.top_logprobs] == [one.token for one in theirs.top_logprobs]
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="tiny", prompt="x", logit_bias={"272": 1})
+        assert caught.value.param == "logit_bias[272]"
+        with pytest.raises(openai.BadRequestError, match="leave a token") as caught:
+            client.completions.create(model="tiny", prompt="x", extra_body={"bad_words": ["e"], "allowed_token_ids": [68]})
+        assert (caught.value.param, caught.value.code) == ("allowed_token_ids", "fields_disagree")
+
+
 def test_two_tenants_share_nothing_across_the_processes(command: Command) -> None:
     def cached(tenant: int) -> int:
         with command.client(tenant) as client:
@@ -75,7 +100,10 @@ def test_two_tenants_share_nothing_across_the_processes(command: Command) -> Non
 def test_refusals_are_the_same_as_in_one_process(command: Command) -> None:
     with command.client() as client:
         with pytest.raises(openai.BadRequestError, match="not served yet") as caught:
-            client.completions.create(model="tiny", prompt="x", logprobs=1)
+            client.completions.create(model="tiny", prompt="x", best_of=2)
+        assert caught.value.param == "best_of"
+        with pytest.raises(openai.BadRequestError, match=r"0\.\.20") as caught:
+            client.completions.create(model="tiny", prompt="x", logprobs=21)
         assert caught.value.param == "logprobs"
         with pytest.raises(openai.BadRequestError, match="more than 8"):
             client.completions.create(model="tiny", prompt="x", n=9)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import blocktable
 
 from ..engine.outputs import RequestOutput
+from ..engine.token_logprobs import TokenLogprobs
 from ..errors import InvalidInputError
 from ..model.small_model import resolve_shorthand
 from ..sampling.params import SamplingParams
@@ -90,15 +91,19 @@ def _collect(stream: Stream, asked: Asked, *, is_shown: bool) -> list[RequestOut
     printer = AnswerPrinter(headings, sys.stdout) if is_shown else None
     pieces: list[list[str]] = [[] for _ in headings]
     token_ids: list[list[int]] = [[] for _ in headings]
+    logprobs: dict[int, TokenLogprobs] = {}
     whole: dict[int, RequestOutput] = {}
     for place, output in stream:
         answer = output.outputs[0]
         pieces[place].append(answer.text)
         token_ids[place].extend(answer.token_ids)
+        if answer.token_logprobs is not None:
+            logprobs.setdefault(place, TokenLogprobs(answer.token_logprobs.num_best)).extend(answer.token_logprobs)
         if printer is not None:
             printer.show(place, answer.text, is_last=output.finished)
         if output.finished:
-            answer = replace(answer, text="".join(pieces[place]), token_ids=token_ids[place])
+            told = logprobs.get(place)
+            answer = replace(answer, text="".join(pieces[place]), token_ids=token_ids[place], token_logprobs=told)
             whole[place] = replace(output, outputs=[answer])
     return [whole[place] for place in range(count)]
 
@@ -131,6 +136,8 @@ def _free(llm: LLM) -> str:
 
 
 def _sampling(options: argparse.Namespace) -> SamplingParams:
+    if options.logprobs is not None and not options.json:
+        raise InvalidInputError("logprobs", options.logprobs, "are shown with --json only")
     return SamplingParams(
         temperature=options.temperature,
         top_k=options.top_k,
@@ -141,6 +148,13 @@ def _sampling(options: argparse.Namespace) -> SamplingParams:
         stop=options.stop,
         stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+        logit_bias=options.logit_bias,
+        bad_words=options.bad_words,
+        allowed_token_ids=options.allowed_token_ids,
+        logprobs=options.logprobs,
     )
 
 

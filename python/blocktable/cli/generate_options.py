@@ -91,6 +91,19 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--top-k", type=int, default=0, metavar="N", help="sample from the N best tokens, 0 = from all")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample from the best tokens of this probability")
     group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="least probability, as a share of the best one's")
+    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="against tokens of the answer so far")
+    group.add_argument(
+        "--frequency-penalty", type=float, default=0.0, metavar="X", help="the same, for each time that it has them"
+    )
+    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="against tokens of prompt and answer")
+    group.add_argument(
+        "--logit-bias", type=_mapping, metavar="JSON", help='what is added to the logits of tokens, as {"198": -100}'
+    )
+    group.add_argument("--bad-words", action="append", metavar="TEXT", help="text that no answer holds; may be repeated")
+    group.add_argument("--allowed-token-ids", type=int, nargs="+", metavar="ID", help="the only tokens of answers")
+    group.add_argument(
+        "--logprobs", type=int, metavar="N", help="with --json, log probabilities of each token and of the N best at its place"
+    )
     group.add_argument("--stop", action="append", metavar="TEXT", help="end an answer before this text; may be repeated")
     group.add_argument("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end an answer with one of these tokens")
     group.add_argument("--ignore-eos", action="store_true", help="go on behind the model's own end token")
@@ -125,6 +138,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     number("--memory-share", "share of free memory for the KV blocks; default: by device", float, "X")
     number("--max-num-seqs", "requests that run at once, at most")
     number("--max-num-batched-tokens", "tokens of one step, prompts and outputs together, at most")
+    number("--max-logprobs", "most that --logprobs may ask for")
     number("--max-waiting", "requests that wait in the queue, at most")
     number("--long-prefill-threshold", "prompt tokens of one request in a step, at most, 0 = no limit")
     number("--overlap-depth", "2 = plan the next step while the model runs")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..engine.outputs import RequestOutput
+from ..engine.token_logprobs import Logprob
 
 PROMPT_WIDTH = 40
 COLUMNS = ("#", "prompt", "prompt tokens", "cached", "output", "finish", "TTFT ms", "tokens/s")
@@ -41,7 +42,17 @@ def as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
         "stop_reason": answer.stop_reason,
         "ttft_ms": ttft,
         "tokens_per_s": rate,
+        "cumulative_logprob": answer.cumulative_logprob,
+        "logprobs": None if answer.logprobs is None else [_logprobs_as_json(told) for told in answer.logprobs],
     }
+
+
+def _logprobs_as_json(told: dict[int, Logprob]) -> list[dict[str, Any]]:
+    """Of one token: its own first, then the best ones."""
+    return [
+        {"token_id": token_id, "text": one.decoded_token, "logprob": one.logprob, "rank": one.rank}
+        for token_id, one in told.items()
+    ]
 
 
 def _row(place: int, prompt: str, output: RequestOutput) -> tuple[str, ...]:

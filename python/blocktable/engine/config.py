@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import InvalidInputError, UnknownOptionError
 from ..events.config import KVEventsConfig
+from ..sampling.params import LOGPROBS_BOUND, MAX_LOGPROBS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 """Names of `dtype`; `auto` is what the device runs best: float32 on a CPU, else what the model was saved in."""
@@ -80,6 +81,8 @@ class EngineConfig:
     """Tokens of one step, prompt chunks and decodes together, at most."""
     max_waiting: int = 4096
     """Requests that wait, at most; one more is refused with `QueueFullError`."""
+    max_logprobs: int = MAX_LOGPROBS
+    """Best tokens whose log probabilities a request may ask for beside those of the chosen ones, at most (0 to 1,024)."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of equal prompt beginnings."""
     enable_partial_hits: bool = True
@@ -156,6 +159,7 @@ class EngineConfig:
         _need_int("max_num_seqs", self.max_num_seqs, 1, 65536)
         _need_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**22)
         _need_int("max_waiting", self.max_waiting, 1, 2**24)
+        _need_int("max_logprobs", self.max_logprobs, 0, LOGPROBS_BOUND)
         _need_bool("enable_prefix_caching", self.enable_prefix_caching)
         _need_bool("enable_partial_hits", self.enable_partial_hits)
         _need_int("pin_budget", self.pin_budget, 0, MAX_NUM_BLOCKS)

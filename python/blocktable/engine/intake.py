@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import InvalidInputError, UnknownOptionError
@@ -108,6 +109,7 @@ class Intake:
         self._vocab_size = engine.loaded.vocab_size
         self._eos_token_ids = engine.loaded.eos_token_ids
         self._max_model_len = engine.max_model_len
+        self._max_logprobs = engine.config.max_logprobs
 
     def read(self, prompts: Any) -> list[Prompt]:
         """See `read_prompts`."""
@@ -158,4 +160,6 @@ class Intake:
             eos_token_ids=self._eos_token_ids,
             max_model_len=self._max_model_len,
             num_prompt_tokens=len(prompt.token_ids),
+            max_logprobs=self._max_logprobs,
+            encode=None if self._tokenizer is None else partial(self._tokenizer.encode, add_special_tokens=False),
         )

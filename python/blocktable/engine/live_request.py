@@ -18,6 +18,7 @@ from .family import Family
 from .output_rows import NO_OUTPUTS, SavedOutputs
 from .outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from .request import Prompt
+from .token_logprobs import LogprobLog
 
 NANOSECONDS = 1_000_000_000
 
@@ -66,6 +67,9 @@ class LiveRequest:
     """Which answer of its request it is."""
     family: Family | None = field(default=None, repr=False)
     """All answers of its request, if there are several."""
+    logprobs: LogprobLog | None = None
+    """Of its output tokens, if it asked for them."""
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
 
     def enters(self, now_ns: int) -> None:
         """It gets a row."""
@@ -88,9 +92,7 @@ class LiveRequest:
         """Hand out a streamed token and the text that it made whole."""
         self.inbox.append(self._output(piece, [token_id]))
 
-    def end(
-        self, code: int, outputs: SavedOutputs, tokenizer: Tokenizer | None, *, piece: str = "", is_new: bool = False
-    ) -> None:
+    def end(self, code: int, outputs: SavedOutputs, *, piece: str = "", is_new: bool = False) -> None:
         """It has ended with the core's `code` and these outputs: hand out the last output, which holds everything.
 
         That of a streamed request holds what is new: `piece`, the last token if it `is_new`, and what had been held back.
@@ -99,7 +101,7 @@ class LiveRequest:
         token_ids: list[int] = outputs.token_ids.tolist()
         text = self.text
         if text is None:
-            text = OutputText(tokenizer, self.prompt.token_ids, self.sampling)
+            text = OutputText(self.tokenizer, self.prompt.token_ids, self.sampling)
             text.push(token_ids, ended_by_token=self.is_end_token(code, token_ids[-1:]))
         piece += text.finish()
         if self.is_streamed:
@@ -138,11 +140,15 @@ class LiveRequest:
         return "length" if code == _core.END_FINISHED_LENGTH else "abort"
 
     def _output(self, text: str, token_ids: list[int], *, finished: bool = False) -> RequestOutput:
+        answer = CompletionOutput(index=self.index, text=text, token_ids=token_ids)
+        if self.logprobs is not None:
+            answer.token_logprobs, answer.cumulative_logprob = self.logprobs.take(), self.logprobs.cumulative
+            answer.tokenizer = self.tokenizer
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
-            outputs=[CompletionOutput(index=self.index, text=text, token_ids=token_ids)],
+            outputs=[answer],
             finished=finished,
             num_cached_tokens=self.num_cached,
         )

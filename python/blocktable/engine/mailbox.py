@@ -15,17 +15,29 @@ from typing import Any
 
 from ..sampling.params import RequestOutputKind
 from .outputs import CompletionOutput, RequestOutput
+from .token_logprobs import TokenLogprobs
 
 
 class _Unread:
     """Of one answer: what came since its reader took the last of it, and, unless that is all that the reader wants, before."""
 
-    __slots__ = ("latest", "pieces", "token_ids")
+    __slots__ = ("latest", "logprobs", "pieces", "token_ids")
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
         self.token_ids: list[int] = []
+        self.logprobs: TokenLogprobs | None = None
         self.latest: CompletionOutput | None = None
+
+    def put(self, answer: CompletionOutput) -> None:
+        """What came next."""
+        self.pieces.append(answer.text)
+        self.token_ids.extend(answer.token_ids)
+        if answer.token_logprobs is not None:
+            if self.logprobs is None:
+                self.logprobs = TokenLogprobs(answer.token_logprobs.num_best)
+            self.logprobs.extend(answer.token_logprobs)
+        self.latest = answer
 
     def take(self, *, is_delta: bool) -> CompletionOutput:
         """It, as one; there has to be something new."""
@@ -34,8 +46,11 @@ class _Unread:
             raise LookupError("nothing came")
         answer.text = "".join(self.pieces)
         answer.token_ids = self.token_ids
+        answer.token_logprobs = self.logprobs
         # The reader's own list: it may keep it, or change it.
         self.pieces, self.token_ids = ([], []) if is_delta else ([answer.text], self.token_ids.copy())
+        if self.logprobs is not None:
+            self.logprobs = None if is_delta else self.logprobs.copy()
         return answer
 
 
@@ -66,9 +81,7 @@ class Mailbox(ABC):
                 unread = self._unread.get(answer.index)
                 if unread is None:
                     unread = self._unread[answer.index] = _Unread()
-                unread.pieces.append(answer.text)
-                unread.token_ids.extend(answer.token_ids)
-                unread.latest = answer
+                unread.put(answer)
             self._latest = output
             self._is_ended = output.finished
             return self._call()

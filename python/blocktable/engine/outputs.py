@@ -6,8 +6,13 @@ Before: `step_loop.py` fills one in when a request ends. After: the caller; noth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from .token_logprobs import Logprob, TokenLogprobs
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length", "abort", "refused", "error"]
 """Why an output ended, a closed table: `stop` an end token or a stop string; `length` max_tokens or the model's length;
@@ -26,14 +31,27 @@ class CompletionOutput:
     token_ids: Sequence[int]
     """Every output token, the one that ended it included."""
     cumulative_logprob: float | None = None
-    """None: log probabilities are not served yet."""
-    logprobs: None = None
-    """None: log probabilities are not served yet."""
+    """Of all its tokens so far together; None if none were asked for."""
     finish_reason: FinishReason | None = None
     """None while it goes on."""
     stop_reason: int | str | None = None
     """The stop string or the stop token id that ended it, and None for the model's own end token. Of an abort: `deadline`,
     `capacity`, or None if it was asked for. None for all other ends."""
+    token_logprobs: TokenLogprobs | None = None
+    """Log probabilities of `token_ids`, packed; None if none were asked for."""
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+    """Spells `logprobs`."""
+
+    _shown: list[dict[int, Logprob]] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """For each of `token_ids` the log probabilities of it and of the best tokens, by token id: see
+        `SamplingParams.logprobs`. Unpacked when it is read first; None if none were asked for."""
+        if self._shown is None and self.token_logprobs is not None:
+            decode = None if self.tokenizer is None else self.tokenizer.token_text
+            self._shown = self.token_logprobs.by_token(decode)
+        return self._shown
 
     def finished(self) -> bool:
         """Whether it has ended."""
@@ -96,4 +114,4 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     """Prompt tokens that were found in the prefix cache at its first admission; None before."""
     prompt_logprobs: None = None
-    """None: log probabilities are not served yet."""
+    """None: log probabilities of prompts are not served yet."""

@@ -32,7 +32,7 @@ class RunningRows:
         self._requests[row] = request
         self._has_text[row] = request.text is not None
         self.outputs.open(row, request.saved)
-        self._sampler.set_row(row, request.sampling, request.seed)
+        self._sampler.set_row(row, request.sampling, request.seed, request.prompt.array, request.saved.token_ids)
 
     def leave(self, request: LiveRequest) -> None:
         """`request` gives its row up, if it has one, and keeps its outputs."""
@@ -45,6 +45,11 @@ class RunningRows:
         self._has_text[row] = False
         self.outputs.close(row)
         self._sampler.clear_row(row)
+
+    def take(self, rows: NDArray[np.int32], ids: NDArray[np.int64], now_ns: int) -> None:
+        """One more output token, which counts now, for each of `rows` [K]: `ids` [K]. A row may stand there once only."""
+        self.outputs.append(rows, ids, now_ns)
+        self._sampler.note(rows, ids)
 
     def at(self, row: int) -> LiveRequest | None:
         """Who has `row`."""

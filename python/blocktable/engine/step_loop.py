@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from .. import _core
 from .._core import Commit, Plan, Scheduler
 from ..errors import WrongStepError
+from ..sampling.logprobs import StepLogprobs
 from ..sampling.params import child_seed
 from ..sampling.random_numbers import SeedSource
 from ..sampling.sampler import NO_TOKEN, Sampled, Sampler
@@ -37,6 +38,7 @@ from .output_rows import SavedOutputs
 from .report import StepTimes
 from .request import Prompt
 from .running_rows import RunningRows
+from .token_logprobs import LogprobLog
 from .under_way import EventSink, Forward, UnderWay, children_of, filled
 
 logger = logging.getLogger("blocktable.engine")
@@ -149,6 +151,8 @@ class StepLoop:
                     text=OutputText(self._tokenizer, prompt.token_ids, sampling) if needs_text else None,
                     index=index,
                     family=family,
+                    logprobs=None if sampling.num_logprobs is None else LogprobLog(sampling.num_logprobs),
+                    tokenizer=self._tokenizer,
                 )
                 if family is not None:
                     family.members.append(member)
@@ -354,7 +358,7 @@ class StepLoop:
 
     def _take(self, step: UnderWay, sampled: Sampled, done: Commit, now_ns: int) -> None:
         """Record what a step brought: tokens, text, ends."""
-        rows, children, ids = step.rows, step.children, sampled.ids
+        rows, children, ids, logprobs = step.rows, step.children, sampled.ids, sampled.logprobs
         if done.num_accepted < len(ids):
             # Some entries brought no token, or one that no longer counts: its request was aborted meanwhile, or was put back
             # because it shared a block that was withdrawn, and will be sampled again.
@@ -362,16 +366,30 @@ class StepLoop:
             kept[done.dropped] = False
             rows, ids = rows[kept], ids[kept]
             children = None if children is None else children[kept]
+            logprobs = None if logprobs is None else logprobs.without(~kept)
+        if logprobs is not None:
+            self._note_logprobs(step, logprobs)
         ended: dict[int, int] = dict(done.ended.tolist()) if len(done.ended) else {}
         if children is not None:
             later, own = children > 0, children == 0
             self._part(rows[later], ids[later], children[later], now_ns, ended)
             rows, ids = rows[own], ids[own]
-        self._rows.outputs.append(rows, ids, now_ns)
+        self._rows.take(rows, ids, now_ns)
         for request, token_id in self._rows.speaking(rows, ids):
             self._speak(request, token_id, ended.pop(request.id, None))
         for number, code in ended.items():
             self._end(self._requests[number], code)
+
+    def _note_logprobs(self, step: UnderWay, told: StepLogprobs) -> None:
+        """Give each answer the log probabilities of its new token, before anybody is told of that."""
+        rows = step.rows[told.entries].tolist()
+        children = [0] * len(rows) if step.children is None else step.children[told.entries].tolist()
+        for place, (row, child) in enumerate(zip(rows, children)):
+            request = self._rows.at(row)
+            if child and request is not None:
+                request = None if request.family is None else request.family.members[child]
+            if request is not None and request.logprobs is not None:
+                request.logprobs.add(told, place)
 
     def _part(
         self,
@@ -472,7 +490,7 @@ class StepLoop:
         self._num_live -= 1
         if request.num_cached is None:
             request.num_cached = 0
-        request.end(code, self._rows.outputs_of(request), self._tokenizer, **new)
+        request.end(code, self._rows.outputs_of(request), **new)
         if request.family is not None and not request.family.live:
             del self._families[request.family.members[0].id]
 

@@ -8,15 +8,14 @@ Names and meanings are those of vLLM's `SamplingParams`; an option of it that is
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from numbers import Real
 from typing import Any
 
 from ..errors import InvalidInputError, UnknownOptionError
+from . import checks
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would leave one candidate anyway, or overflow."""
@@ -24,31 +23,47 @@ GREEDY_BELOW = 1e-5
 MAX_TEMPERATURE = 1e6
 """Far above any use (2 is much), and small enough that every 32-bit quotient stays finite."""
 
-MAX_COUNT = 2**31 - 1
+MAX_COUNT = checks.MAX_COUNT
 """Largest `max_tokens`, `min_tokens`, `top_k` and token id."""
 
 MAX_STOPS = 32
 MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKEN_IDS = 256
 
+MAX_PENALTY = 2.0
+"""Of `presence_penalty` and `frequency_penalty`, up and down."""
+
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+"""Far beyond any use (1.2 is much), and near enough to 1 that no logit of a model becomes infinite."""
+
+MAX_BIAS = 100.0
+"""Of a `logit_bias`, up and down."""
+
+MAX_BIASES = 1024
+MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 32
+MAX_BAD_WORD_LENGTH = 256  # characters
+
+MAX_LOGPROBS = 20
+"""`logprobs` of a request at most, unless the engine's option `max_logprobs` says otherwise."""
+
+LOGPROBS_BOUND = 1024
+"""The most that `max_logprobs` may be."""
+
+LEAVE_A_CHOICE = "bad_words and the ends that min_tokens masks must leave a token to choose"
+"""Why options are refused that are right alone."""
+
 NOT_SERVED: dict[str, object] = {
-    "allowed_token_ids": None,
-    "bad_words": None,
     "best_of": None,
     "early_stopping": False,
     "extra_args": None,
     "flat_logprobs": False,
-    "frequency_penalty": 0.0,
     "guided_decoding": None,
     "length_penalty": 1.0,
-    "logit_bias": None,
     "logits_processors": None,
     "logprob_token_ids": None,
-    "logprobs": None,
-    "presence_penalty": 0.0,
     "prompt_logprobs": None,
     "repetition_detection": None,
-    "repetition_penalty": 1.0,
     "spaces_between_special_tokens": True,
     "stream_interval": None,
     "structured_outputs": None,
@@ -100,6 +115,24 @@ class SamplingParams:
     """Tokens that end the output, beside the model's own; at most `MAX_STOP_TOKEN_IDS`."""
     ignore_eos: bool
     """The model's own end tokens do not end the output."""
+    presence_penalty: float
+    """-2..2: taken off the logit of every token that the output holds."""
+    frequency_penalty: float
+    """-2..2: taken off the logit of a token once for each time that the output holds it."""
+    repetition_penalty: float
+    """`MIN_REPETITION_PENALTY`..`MAX_REPETITION_PENALTY`: the logit of every token that prompt or output holds is divided by
+    it if it is above 0, else multiplied."""
+    logit_bias: tuple[tuple[int, float], ...]
+    """(token id, what is added to its logit, -100..100), at most `MAX_BIASES`. Given as a mapping, as in vLLM; ids may be
+    texts, as in JSON."""
+    allowed_token_ids: tuple[int, ...] | None
+    """The only tokens that may be chosen, 1..`MAX_ALLOWED_TOKEN_IDS`; None = all."""
+    bad_words: tuple[str, ...]
+    """Texts whose tokens the output does not hold, neither as they stand here nor behind a space; at most `MAX_BAD_WORDS` of
+    1..`MAX_BAD_WORD_LENGTH` characters. The same text in other tokens is not found."""
+    logprobs: int | None
+    """Log probabilities of each output token: its own, and those of so many best tokens (0 = its own alone); at most the
+    engine's `max_logprobs`. They are the model's own, before temperature, penalties, biases and masks. None = none."""
     include_stop_str_in_output: bool
     """The text keeps the stop string, or the text of the stop token, that ended it."""
     skip_special_tokens: bool
@@ -123,6 +156,13 @@ class SamplingParams:
         stop: str | Sequence[str] | None = None,
         stop_token_ids: Sequence[int] | None = None,
         ignore_eos: bool = False,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        logit_bias: Mapping[int, float] | Mapping[str, float] | Sequence[tuple[int, float]] | None = None,
+        allowed_token_ids: Sequence[int] | None = None,
+        bad_words: Sequence[str] | None = None,
+        logprobs: int | None = None,
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         detokenize: bool = True,
@@ -131,20 +171,31 @@ class SamplingParams:
     ) -> None:
         _refuse_others(others, {field.name for field in fields(self)})
         checked = {
-            "n": _count("n", n, 1),
-            "temperature": _number("temperature", temperature, high=MAX_TEMPERATURE),
-            "top_p": _number("top_p", top_p, high=1.0, above_zero=True),
-            "top_k": max(_count("top_k", top_k, -1), 0),
-            "min_p": _number("min_p", min_p, high=1.0),
+            "n": checks.count("n", n, 1),
+            "temperature": checks.number("temperature", temperature, high=MAX_TEMPERATURE),
+            "top_p": checks.number("top_p", top_p, high=1.0, above_zero=True),
+            "top_k": max(checks.count("top_k", top_k, -1), 0),
+            "min_p": checks.number("min_p", min_p, high=1.0),
             "seed": _seed(seed),
-            "max_tokens": None if max_tokens is None else _count("max_tokens", max_tokens, 1),
-            "min_tokens": _count("min_tokens", min_tokens, 0),
-            "stop": _stop_strings(stop),
-            "stop_token_ids": _stop_token_ids(stop_token_ids),
-            "ignore_eos": _flag("ignore_eos", ignore_eos),
-            "include_stop_str_in_output": _flag("include_stop_str_in_output", include_stop_str_in_output),
-            "skip_special_tokens": _flag("skip_special_tokens", skip_special_tokens),
-            "detokenize": _flag("detokenize", detokenize),
+            "max_tokens": None if max_tokens is None else checks.count("max_tokens", max_tokens, 1),
+            "min_tokens": checks.count("min_tokens", min_tokens, 0),
+            "stop": checks.texts("stop", [stop] if isinstance(stop, str) else stop, MAX_STOPS, MAX_STOP_LENGTH),
+            "stop_token_ids": checks.token_ids("stop_token_ids", stop_token_ids, MAX_STOP_TOKEN_IDS),
+            "ignore_eos": checks.flag("ignore_eos", ignore_eos),
+            "presence_penalty": checks.number("presence_penalty", presence_penalty, low=-MAX_PENALTY, high=MAX_PENALTY),
+            "frequency_penalty": checks.number("frequency_penalty", frequency_penalty, low=-MAX_PENALTY, high=MAX_PENALTY),
+            "repetition_penalty": checks.number(
+                "repetition_penalty", repetition_penalty, low=MIN_REPETITION_PENALTY, high=MAX_REPETITION_PENALTY
+            ),
+            "logit_bias": checks.biases("logit_bias", logit_bias, MAX_BIASES, MAX_BIAS),
+            "allowed_token_ids": _allowed(allowed_token_ids),
+            "bad_words": checks.texts("bad_words", bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH),
+            "logprobs": None
+            if logprobs is None
+            else checks.between("logprobs", checks.whole("logprobs", logprobs), 0, LOGPROBS_BOUND),
+            "include_stop_str_in_output": checks.flag("include_stop_str_in_output", include_stop_str_in_output),
+            "skip_special_tokens": checks.flag("skip_special_tokens", skip_special_tokens),
+            "detokenize": checks.flag("detokenize", detokenize),
             "output_kind": _output_kind(output_kind),
         }
         for name, value in checked.items():
@@ -159,23 +210,33 @@ class SamplingParams:
             raise InvalidInputError("stop", self.stop, "needs text: leave detokenize on, or use stop_token_ids")
 
     def resolve(
-        self, *, vocab_size: int, eos_token_ids: Iterable[int], max_model_len: int, num_prompt_tokens: int
+        self,
+        *,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        max_model_len: int,
+        num_prompt_tokens: int,
+        max_logprobs: int = MAX_LOGPROBS,
+        encode: Callable[[str], Sequence[int]] | None = None,
     ) -> ResolvedSampling:
-        """Settle what depends on the model and the prompt. `eos_token_ids`: see `collect_end_ids`.
+        """Settle what depends on the model and the prompt. `eos_token_ids`: see `collect_end_ids`; `encode` gives the token
+        ids of a text, without any that begin or end one.
 
         `max_tokens` becomes what prompt and model leave of it (`max_model_len - num_prompt_tokens`, never below 1), and
         `min_tokens` at most that; a prompt that leaves no room is the core's to refuse (`Scheduler.submit`). Raises
-        `InvalidInputError` for a stop token id outside the vocabulary.
+        `InvalidInputError` for a token id outside the vocabulary, for more `logprobs` than the engine gives, and for masks
+        that together might leave no token to choose.
         """
-        for place, token_id in enumerate(self.stop_token_ids):
+        for place, token_id in self._named_ids():
             if token_id >= vocab_size:
-                bound = f"must be 0..{vocab_size - 1}, the model's vocabulary"
-                raise InvalidInputError(f"stop_token_ids[{place}]", token_id, bound)
+                raise InvalidInputError(place, token_id, f"must be 0..{vocab_size - 1}, the model's vocabulary")
+        if self.logprobs is not None and self.logprobs > max_logprobs:
+            raise InvalidInputError("logprobs", self.logprobs, f"must be 0..{max_logprobs}, this engine's max_logprobs")
         room = max(max_model_len - num_prompt_tokens, 1)
         max_tokens = room if self.max_tokens is None else min(self.max_tokens, room)
         # The model cannot produce an id outside its logits, so such an end token (a padded tokenizer's) never matters.
         eos = frozenset() if self.ignore_eos else frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
-        return ResolvedSampling(
+        resolved = ResolvedSampling(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k if self.top_k < vocab_size else 0,
@@ -190,7 +251,34 @@ class SamplingParams:
             skip_special_tokens=self.skip_special_tokens,
             detokenize=self.detokenize,
             n=self.n,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words_token_ids=self._bad_words_token_ids(encode, vocab_size),
+            num_logprobs=None if self.logprobs is None else min(self.logprobs, vocab_size),
         )
+        _check_choice(resolved, vocab_size)
+        return resolved
+
+    def _named_ids(self) -> Iterator[tuple[str, int]]:
+        """(place, token id) of every option that names tokens."""
+        yield from ((f"stop_token_ids[{place}]", one) for place, one in enumerate(self.stop_token_ids))
+        yield from ((f"logit_bias[{one}]", one) for one, _ in self.logit_bias)
+        yield from ((f"allowed_token_ids[{place}]", one) for place, one in enumerate(self.allowed_token_ids or ()))
+
+    def _bad_words_token_ids(
+        self, encode: Callable[[str], Sequence[int]] | None, vocab_size: int
+    ) -> tuple[tuple[int, ...], ...]:
+        """Each bad word in tokens, as it stands at the beginning of a text and behind a space."""
+        if not self.bad_words:
+            return ()
+        if encode is None:
+            raise InvalidInputError("bad_words", self.bad_words, "needs a tokenizer: use logit_bias or allowed_token_ids")
+        spelled = [tuple(encode(space + word)) for word in self.bad_words for space in ("", " ")]
+        # What the model cannot produce has not to be kept from it.
+        return tuple(dict.fromkeys(ids for ids in spelled if ids and max(ids) < vocab_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +305,25 @@ class ResolvedSampling:
     skip_special_tokens: bool
     detokenize: bool
     n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """None of them empty."""
+    num_logprobs: int | None = None
+    """At most the vocabulary's size."""
+
+    @property
+    def has_penalties(self) -> bool:
+        """Needs to know which tokens came before."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def has_rules(self) -> bool:
+        """Changes logits, other than by the ends that `min_tokens` masks: see `row_rules.py`."""
+        return self.has_penalties or bool(self.logit_bias or self.allowed_token_ids or self.bad_words_token_ids)
 
     @property
     def is_greedy(self) -> bool:
@@ -246,6 +353,17 @@ def collect_end_ids(*sources: int | Iterable[int] | None) -> frozenset[int]:
     return frozenset(token_id for token_id in found if token_id >= 0)
 
 
+def _check_choice(resolved: ResolvedSampling, vocab_size: int) -> None:
+    """Whatever comes, a token is left: one that is allowed, completes no bad word, and ends nothing too early."""
+    blocked = {ids[-1] for ids in resolved.bad_words_token_ids}
+    if resolved.min_tokens:
+        blocked.update(resolved.end_token_ids)
+    allowed = resolved.allowed_token_ids
+    if len(blocked) >= vocab_size or (allowed and blocked.issuperset(allowed)):
+        field = "allowed_token_ids" if allowed else "min_tokens" if resolved.min_tokens else "bad_words"
+        raise InvalidInputError(field, allowed[:8] if allowed else f"{len(blocked)} tokens", LEAVE_A_CHOICE)
+
+
 def _refuse_others(others: dict[str, object], served: set[str]) -> None:
     for name, value in others.items():
         if name not in NOT_SERVED:
@@ -256,88 +374,23 @@ def _refuse_others(others: dict[str, object], served: set[str]) -> None:
             raise InvalidInputError(name, value, f"is not served yet: leave it out, or at {off}")
 
 
-def _whole(field: str, value: Any) -> int:
-    """A whole number, numpy's too; a bool is none, although it is an int to Python."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise InvalidInputError(field, value, "must be a whole number") from None
-
-
-def _count(field: str, value: Any, low: int) -> int:
-    return _between(field, _whole(field, value), low, MAX_COUNT)
-
-
-def _between(field: str, number: int, low: int, high: int) -> int:
-    if low <= number <= high:
-        return number
-    # A number of thousands of digits cannot be shown (and Python refuses to).
-    shown = number if number.bit_length() <= 128 else f"a number of {number.bit_length()} bits"
-    raise InvalidInputError(field, shown, f"must be {low}..{high}")
-
-
-def _number(field: str, value: Any, *, high: float, above_zero: bool = False) -> float:
-    bound = f"must be a number {'above 0 and at most' if above_zero else 'from 0 to'} {high:g}"
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidInputError(field, value, bound)
-    try:
-        number = float(value)
-    except OverflowError:
-        raise InvalidInputError(field, "a number beyond all floats", bound) from None
-    if not math.isfinite(number) or number > high or number < 0.0 or (above_zero and number == 0.0):
-        raise InvalidInputError(field, value if number == value else number, bound)
-    return number
-
-
-def _flag(field: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidInputError(field, value, "must be True or False")
-    return value
-
-
 def _output_kind(value: Any) -> RequestOutputKind:
     if value is None:
         return RequestOutputKind.CUMULATIVE
-    return RequestOutputKind(_between("output_kind", _whole("output_kind", value), 0, len(RequestOutputKind) - 1))
+    return RequestOutputKind(checks.between("output_kind", checks.whole("output_kind", value), 0, len(RequestOutputKind) - 1))
 
 
 def _seed(value: Any) -> int | None:
     if value is None:
         return None
-    seed = _between("seed", _whole("seed", value), -(2**63), 2**63 - 1)
+    seed = checks.between("seed", checks.whole("seed", value), -(2**63), 2**63 - 1)
     return None if seed == -1 else seed
 
 
-def _stop_strings(value: Any) -> tuple[str, ...]:
+def _allowed(value: Any) -> tuple[int, ...] | None:
     if value is None:
-        return ()
-    texts = _some("stop", [value] if isinstance(value, str) else value, MAX_STOPS, "texts")
-    for place, text in enumerate(texts):
-        field = f"stop[{place}]"
-        if not isinstance(text, str):
-            raise InvalidInputError(field, text, "must be a text")
-        if not 1 <= len(text) <= MAX_STOP_LENGTH:
-            raise InvalidInputError(field, text[:64], f"has {len(text)} characters: must be 1..{MAX_STOP_LENGTH}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInputError(field, text, f"must be valid Unicode: {error.reason} at {error.start}") from None
-    return tuple(dict.fromkeys(texts))
-
-
-def _stop_token_ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    token_ids = _some("stop_token_ids", value, MAX_STOP_TOKEN_IDS, "token ids")
-    return tuple(dict.fromkeys(_count(f"stop_token_ids[{place}]", token_id, 0) for place, token_id in enumerate(token_ids)))
-
-
-def _some(field: str, value: Any, limit: int, what: str) -> list[Any]:
-    """The items of a list or the like; a longer one is refused before it is read."""
-    if isinstance(value, str | bytes | bytearray | dict) or not hasattr(value, "__len__") or not hasattr(value, "__iter__"):
-        raise InvalidInputError(field, value, f"must be a list of {what}")
-    if len(value) > limit:
-        raise InvalidInputError(field, f"{len(value)} {what}", f"must be at most {limit}")
-    return list(value)
+        return None
+    allowed = checks.token_ids("allowed_token_ids", value, MAX_ALLOWED_TOKEN_IDS)
+    if not allowed:
+        raise InvalidInputError("allowed_token_ids", value, "must name at least one token: leave it out to allow all")
+    return allowed

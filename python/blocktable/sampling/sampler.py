@@ -3,11 +3,14 @@
 Before: `model/runner.py` brings the logits of `Plan.sample_rows`. After: `step_loop.py` hands the ids to
 `Scheduler.commit`. The parameters of a request stand in its row of flat arrays from admission to its end, so a steady step
 builds no object for a request. Always: a row's result is a function of its own logits, parameters, seed and output
-position, whoever else is in the step and in whatever order; a row whose logits hold no choice fails alone; a device is
-waited for once a step, and once more if rows are drawn.
+position, and of its request's own history where it asks for penalties or bad words, whoever else is in the step and in
+whatever order; a row whose logits hold no choice fails alone; a device is waited for once a step, and once more if rows are
+drawn.
 
 Greedy rows are one argmax over the step. The others are drawn row by row (`draw.py`) on the host: logits on another device
-are copied over for those rows only, so that the same logits give the same ids on any device.
+are copied over for those rows only, so that the same logits give the same ids on any device. Rows that ask for it have their
+logits changed first (`row_rules.py`), and are told log probabilities (`logprobs.py`); both cost those rows alone, and a step
+without such rows two comparisons.
 """
 
 from __future__ import annotations
@@ -19,9 +22,12 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import BlocktableError
+from . import device
 from .draw import RowDraw
+from .logprobs import HostLogprobs, RawRows, StepLogprobs, empty
 from .params import ResolvedSampling
 from .random_numbers import uniforms
+from .row_rules import RowRules
 
 NO_TOKEN = -1
 """Id of an entry that failed; no model has a token of this id."""
@@ -46,6 +52,8 @@ class Sampled:
     """[K] token ids; `NO_TOKEN` where the entry failed."""
     failed: tuple[tuple[int, NonFiniteLogitsError], ...] = ()
     """(entry 0..K-1, why) of those whose logits held no choice; almost always empty."""
+    logprobs: StepLogprobs | None = None
+    """Of the entries that asked for them; None if none did."""
 
     def accepted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Token ids [K - failed] and starts [K + 1] as `Scheduler.commit` reads them: a failed entry has no token."""
@@ -60,6 +68,7 @@ class Sampler:
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self._draw = RowDraw(vocab_size)
+        self._host_logprobs = HostLogprobs(vocab_size)
         self._is_random = np.zeros(num_rows, dtype=np.bool_)
         self._temperature = np.zeros(num_rows, dtype=np.float64)
         self._min_p = np.zeros(num_rows, dtype=np.float64)
@@ -70,13 +79,32 @@ class Sampler:
         self._min_tokens = np.zeros(num_rows, dtype=np.int64)
         # [rows, E] end ids; a row with fewer repeats its first, one with none is never read.
         self._end_ids = np.zeros((num_rows, 1), dtype=np.int64)
+        # Best tokens whose log probabilities a row asks for beside its own; -1 = it asks for none at all.
+        self._num_logprobs = np.full(num_rows, -1, dtype=np.int64)
+        self._num_asking = 0
+        self._rules: dict[int, RowRules] = {}  # by row, of those that ask for any
+        self._has_rules = np.zeros(num_rows, dtype=np.bool_)
 
-    def set_row(self, row: int, resolved: ResolvedSampling, seed: int) -> None:
+    def set_row(
+        self,
+        row: int,
+        resolved: ResolvedSampling,
+        seed: int,
+        prompt: NDArray[np.integer] | None = None,
+        outputs: NDArray[np.integer] | None = None,
+    ) -> None:
         """Row `row` belongs to a request from now on.
 
-        `seed` (64 bits, signed) is the request's own or the one drawn for it; after a preemption the same one again.
+        `seed` (64 bits, signed) is the request's own or the one drawn for it; after a preemption the same one again. Its
+        history is `prompt` [T] and the `outputs` that it has made before; what comes later is told by `note`.
         """
         self.clear_row(row)
+        if resolved.num_logprobs is not None:
+            self._num_logprobs[row] = resolved.num_logprobs
+            self._num_asking += 1
+        if resolved.has_rules:
+            self._rules[row] = RowRules(resolved, prompt, () if outputs is None else outputs.tolist())
+            self._has_rules[row] = True
         self._is_random[row] = not resolved.is_greedy
         self._temperature[row] = resolved.temperature
         self._min_p[row] = resolved.min_p
@@ -97,6 +125,19 @@ class Sampler:
         self._seed[row] = 0
         self._min_tokens[row] = 0
         self._end_ids[row] = 0
+        if self._num_logprobs[row] >= 0:
+            self._num_logprobs[row] = -1
+            self._num_asking -= 1
+        if self._rules.pop(row, None) is not None:
+            self._has_rules[row] = False
+
+    def note(self, rows: NDArray[np.integer], ids: NDArray[np.int64]) -> None:
+        """Output tokens that are confirmed: one more for each of `rows` [K], `ids` [K]."""
+        if not self._rules:
+            return
+        chosen = np.flatnonzero(self._has_rules[rows])
+        for row, token_id in zip(rows[chosen].tolist(), ids[chosen].tolist()):
+            self._rules[row].note(token_id)
 
     def sample(
         self,
@@ -113,21 +154,59 @@ class Sampler:
         row stands for several: it draws with `child_seed`.
         """
         logits = logits.detach().float()
+        told = self._asked(rows) if self._num_asking else None
+        raw = None if told is None else self._raw(told, logits, rows, positions)
+        if self._rules:
+            self._apply_rules(logits, rows)
         self._mask_ends(logits, rows, positions)
-        ids, largest = _best(logits)
+        ids, largest = raw.best(logits) if isinstance(raw, device.Raw) else _best(logits)
         drawn = np.flatnonzero(self._is_random[rows] & np.isfinite(largest))
         if drawn.size:
             seeds = self._seed[rows[drawn]]
             if children is not None:
                 seeds += children[drawn]  # modulo 2^64, as `child_seed`
             ids[drawn] = self._draw_rows(logits, largest, drawn, rows[drawn], positions[drawn], seeds)
-        lost = np.flatnonzero(~np.isfinite(largest))
+        is_lost = ~np.isfinite(largest)
+        if told is not None and raw is not None:
+            told.ids[:, 0] = ids[told.entries]
+            self._host_logprobs.read(told, raw.rows, raw.places, self._num_logprobs[rows[told.entries[raw.places]]].tolist())
+            # Also whose own distribution is none, although the masks left a choice.
+            is_lost[told.entries[np.isnan(told.values[:, 0])]] = True
+        lost = np.flatnonzero(is_lost)
         if not lost.size:
-            return Sampled(ids)
+            return Sampled(ids, logprobs=told)
         ids[lost] = NO_TOKEN
-        return Sampled(
-            ids, tuple((int(i), NonFiniteLogitsError(int(rows[i]), int(positions[i]), float(largest[i]))) for i in lost)
-        )
+        failed = tuple((int(i), NonFiniteLogitsError(int(rows[i]), int(positions[i]), float(largest[i]))) for i in lost)
+        return Sampled(ids, failed, None if told is None else told.without(is_lost))
+
+    def _asked(self, rows: NDArray[np.integer]) -> StepLogprobs | None:
+        """Room for the log probabilities that entries ask for."""
+        best = self._num_logprobs[rows]
+        entries = np.flatnonzero(best >= 0)
+        return empty(entries, int(best[entries].max())) if entries.size else None
+
+    def _raw(
+        self, told: StepLogprobs, logits: torch.Tensor, rows: NDArray[np.integer], positions: NDArray[np.integer]
+    ) -> RawRows | device.Raw:
+        """The logits of the entries of `told`, as they are now."""
+        asking = rows[told.entries]
+        if not _is_on_host(logits):
+            return device.Raw(told, logits, self._is_random[asking])
+        is_changed = self._has_rules[asking] | (self._min_tokens[asking] > positions[told.entries])
+        table = logits.numpy()
+        kept = [table[i].copy() if changed else table[i] for i, changed in zip(told.entries.tolist(), is_changed.tolist())]
+        return RawRows(kept, list(range(len(kept))))
+
+    def _apply_rules(self, logits: torch.Tensor, rows: NDArray[np.integer]) -> None:
+        """Change the logits of the entries whose requests ask for it."""
+        entries = np.flatnonzero(self._has_rules[rows])
+        rules = [(entry, self._rules[row]) for entry, row in zip(entries.tolist(), rows[entries].tolist())]
+        if not _is_on_host(logits):
+            device.apply(logits, rules)
+            return
+        table = logits.numpy()
+        for entry, one in rules:
+            one.apply(table[entry])
 
     def _set_end_ids(self, row: int, end_ids: tuple[int, ...]) -> None:
         missing = len(end_ids) - self._end_ids.shape[1]
@@ -146,8 +225,7 @@ class Sampler:
         if _is_on_host(logits):
             logits.numpy()[entries, ends] = -np.inf
             return
-        with torch.inference_mode():  # logits made in that mode may be written in no other
-            logits[_sent(entries, logits), _sent(ends, logits)] = -torch.inf
+        device.mask(logits, entries, ends)
 
     def _draw_rows(
         self,
@@ -160,7 +238,7 @@ class Sampler:
     ) -> list[int]:
         """Token ids of the entries `drawn`; `rows`, `positions` and `seeds` are theirs."""
         on_host = _is_on_host(logits)
-        chosen = logits.numpy() if on_host else logits[_sent(drawn, logits)].cpu().numpy()
+        chosen = logits.numpy() if on_host else logits[device.sent(drawn, logits)].cpu().numpy()
         numbers = uniforms(seeds, positions.astype(np.int64)).tolist()
         options = zip(
             drawn.tolist() if on_host else range(len(drawn)),
@@ -182,12 +260,6 @@ def _is_on_host(logits: torch.Tensor) -> bool:
     return logits.is_cpu
 
 
-def _sent(numbers: NDArray[np.int64] | NDArray[np.intp], logits: torch.Tensor) -> torch.Tensor:
-    """`numbers` where the logits are, without a wait for them."""
-    tensor = torch.from_numpy(numbers)
-    return (tensor.pin_memory() if logits.is_cuda else tensor).to(logits.device, non_blocking=True)
-
-
 def _best(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """[K] the lowest id of each entry's largest logit, and that logit; NaN counts as largest.
 
@@ -197,7 +269,5 @@ def _best(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]
         table = logits.numpy()
         ids = table.argmax(axis=1)
         return ids.astype(np.int64, copy=False), table[np.arange(len(ids)), ids]
-    values, indices = logits.max(dim=1)
-    # Side by side, so that one read brings both: it waits for the whole step.
-    bits, ids = torch.stack((values.view(torch.int32), indices.to(torch.int32))).cpu().numpy()
-    return ids.astype(np.int64), bits.view(np.float32)
+    ids, largest, _ = device.best(logits)
+    return ids, largest

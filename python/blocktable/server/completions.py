@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from .generation import Generation, Tally, check_together
+from .logprobs import NO_LOGPROBS, CompletionWriter, as_record
 from .protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from .serving import Call, Serving
 from .sse import Events
@@ -19,9 +20,12 @@ async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> Comp
     serving.check_takes()
     serving.model_name(ask.model)
     sampling = ask.sampling()
-    check_together(ask, sampling)
+    check_together(serving, ask, sampling)
     prompts = await serving.reader.prompts(ask.prompt, serving.limits.max_prompts)
     generation = Generation(serving, call, ask, prefix="cmpl", prompts=prompts, sampling=sampling)
+    if ask.num_logprobs is not None:
+        skips = ask.skip_special_tokens is not False
+        generation.writer = CompletionWriter(await serving.reader.speller(), skip_special_tokens=skips)
     if ask.stream:
         return _events(generation, includes_usage=ask.includes_usage)
     await generation.to_the_end()
@@ -38,12 +42,20 @@ async def _events(generation: Generation, *, includes_usage: bool) -> AsyncGener
     events, last = Events(generation, "text_completion", includes_usage=includes_usage), b""
     async with aclosing(generation.pieces()) as pieces:
         async for place, piece in pieces:
+            logprobs = NO_LOGPROBS if piece.logprobs is None else await generation.written(place, piece.logprobs)
             if generation.is_over:  # what follows is no wait, and goes along
-                last = events.text(place, piece)
-            elif piece.text or piece.finish_reason is not None:  # a token may be half a character: nothing to tell yet
-                yield events.text(place, piece)
+                last = events.text(place, piece, logprobs)
+            elif piece.text or piece.finish_reason is not None or logprobs is not NO_LOGPROBS:
+                # A token may be half a character: then its text is nothing to tell yet.
+                yield events.text(place, piece, logprobs)
     yield last + events.end()
 
 
 def _choice(place: int, tally: Tally) -> CompletionChoice:
-    return CompletionChoice(index=place, text=tally.text, finish_reason=tally.finish_reason, stop_reason=tally.stop_reason)
+    return CompletionChoice(
+        index=place,
+        text=tally.text,
+        logprobs=as_record(tally.logprobs),
+        finish_reason=tally.finish_reason,
+        stop_reason=tally.stop_reason,
+    )

@@ -43,6 +43,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_block: int
     max_num_seqs: int
     max_waiting: int
+    max_logprobs: int
     policy: str
     device: str
 
@@ -79,6 +80,14 @@ class Times(msgspec.Struct, array_like=True):
     """From when to when it had lost its blocks."""
 
 
+class PieceLogprobs(msgspec.Struct, array_like=True, gc=False):
+    """Log probabilities of a piece's tokens, packed: see `TokenLogprobs`."""
+
+    num_best: int
+    ids: bytes  # [N, 1 + num_best] int32
+    values: bytes  # [N, 1 + num_best] float32
+
+
 class Piece(msgspec.Struct, array_like=True, gc=False):
     """What is new in an answer since the piece before. What a slow reader missed is merged into one piece."""
 
@@ -93,6 +102,8 @@ class Piece(msgspec.Struct, array_like=True, gc=False):
     """Which answer of its request: `n` in the sampling asks for several."""
     times: Times | None = None
     """On the last piece of a request."""
+    logprobs: PieceLogprobs | None = None
+    """If they were asked for."""
 
 
 def pieces_of(output: RequestOutput) -> list[Piece]:
@@ -101,6 +112,10 @@ def pieces_of(output: RequestOutput) -> list[Piece]:
         Piece(one.text, list(one.token_ids), one.finish_reason, one.stop_reason, output.num_cached_tokens, one.index)
         for one in output.outputs
     ]
+    for piece, one in zip(pieces, output.outputs):
+        told = one.token_logprobs
+        if told is not None:
+            piece.logprobs = PieceLogprobs(told.num_best, bytes(told.ids), bytes(told.values))
     if output.finished and output.metrics is not None:
         pieces[-1].times = _times_of(output.metrics)
     return pieces

@@ -271,6 +271,7 @@ def engine_info(engine: Engine) -> EngineInfo:
         bytes_per_block=engine.sizing.bytes_per_block,
         max_num_seqs=config.max_num_seqs,
         max_waiting=config.max_waiting,
+        max_logprobs=config.max_logprobs,
         policy=config.policy,
         device=config.device,
     )

@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..engine.mailbox import Mailbox, Outbox
@@ -20,6 +20,10 @@ from ..sampling.params import RequestOutputKind
 from .engine_client import Piece, pieces_of
 from .frames import frame
 from .wire import Beat, Dead, ErrorRecord, Pieces, Refused, Report
+
+MAX_PIECES_BYTES = 2**24
+"""Of pieces in one frame, about; one piece that is larger goes alone. All answers of a request may come at once, and with log
+probabilities they may be larger together than a frame may be."""
 
 
 class WireMailbox(Mailbox):
@@ -98,8 +102,8 @@ class Sender:
             else:
                 for mailbox in item:
                     self._read(mailbox, numbers, pieces, others)
-        if numbers:
-            self._connection.sendall(frame(Pieces(numbers, pieces)))
+        for records in _split(numbers, pieces):
+            self._connection.sendall(frame(records))
         for report in others:
             self._connection.sendall(frame(report))
         if is_open and time.monotonic() >= self._due:
@@ -126,3 +130,26 @@ class Sender:
             pieces.append(piece)
         if mailbox.is_over:
             self._on_end(mailbox.number)
+
+
+def _split(numbers: list[int], pieces: list[Piece]) -> Iterator[Pieces]:
+    """Records of these pieces, in their order: one, unless there are log probabilities among them."""
+    if not any(piece.logprobs is not None for piece in pieces):
+        if pieces:
+            yield Pieces(numbers, pieces)
+        return
+    start = size = 0
+    for place, piece in enumerate(pieces):
+        own = _num_bytes(piece)
+        if size + own > MAX_PIECES_BYTES and place > start:
+            yield Pieces(numbers[start:place], pieces[start:place])
+            start, size = place, 0
+        size += own
+    if start < len(pieces):
+        yield Pieces(numbers[start:], pieces[start:])
+
+
+def _num_bytes(piece: Piece) -> int:
+    """At most, but for a few."""
+    told = piece.logprobs
+    return 4 * len(piece.text) + 5 * len(piece.token_ids) + (0 if told is None else len(told.ids) + len(told.values))

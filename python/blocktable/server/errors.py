@@ -19,6 +19,7 @@ from ..errors import (
     ShutDownError,
     UnknownOptionError,
 )
+from ..sampling.params import LEAVE_A_CHOICE
 from .protocol.error import ErrorBody, ErrorReply
 
 logger = logging.getLogger("blocktable.server")
@@ -71,6 +72,8 @@ def api_error(error: BaseException) -> ApiError:
             return ApiError(400, str(error), param=error.field, code="unknown_field")
         case InvalidInputError():
             code = "not_served" if "not served" in error.bound else "invalid_value"
+            if error.bound == LEAVE_A_CHOICE:
+                code = "fields_disagree"
             return ApiError(400, str(error), param=error.field, code=code)
         case NeverFitsError():
             return ApiError(400, str(error), param="prompt", code="never_fits")

@@ -11,18 +11,24 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..sampling.params import SamplingParams, child_seed
 from .answers import check_end, merged
-from .engine_client import EngineRequest, Piece
-from .errors import disagree
+from .engine_client import EngineRequest, Piece, PieceLogprobs
+from .errors import disagree, refused
+from .logprobs import NO_LOGPROBS, ChatWriter, CompletionWriter
+from .piece_stream import joined_logprobs
 from .protocol.generation import GenerationRequest
 from .protocol.usage import Usage
 from .serving import Call, Serving
 
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as `SamplingParams` has it."""
+
+BYTES_OF_A_CHARACTER = 16
+"""Packed token ids of log probabilities that take as long to write as a character takes to be read."""
 
 
 @dataclass(slots=True)
@@ -34,6 +40,8 @@ class Tally:
     num_cached_tokens: int = 0
     last: Piece | None = None
     is_over: bool = False
+    logprobs: bytes = NO_LOGPROBS
+    """Written, of an answer that is not streamed."""
 
     def add(self, piece: Piece) -> None:
         """One more piece of it. Raises `ApiError` for an end that is no answer."""
@@ -82,6 +90,9 @@ class Generation:
         self.created = int(time.time())
         self.model = serving.model_name(ask.model)
         self._engine = serving.engine
+        self._reader = serving.reader
+        self.writer: ChatWriter | CompletionWriter | None = None
+        """Of log probabilities, if they were asked for."""
         self._num_prompt_tokens = sum(map(len, prompts))
         deadlines = [one for one in (ask.deadline_s, serving.limits.max_request_s) if one is not None]
         at_once = min(self.n, serving.engine.info.max_num_seqs)
@@ -121,8 +132,19 @@ class Generation:
     async def to_the_end(self) -> None:
         """Wait for all answers."""
         async with aclosing(self.pieces()) as pieces:
-            async for _ in pieces:
-                pass
+            told: dict[int, list[PieceLogprobs]] = {}
+            async for place, piece in pieces:
+                if piece.logprobs is not None:
+                    told.setdefault(place, []).append(piece.logprobs)
+        for place, parts in told.items():
+            self.tallies[place].logprobs = await self.written(place, joined_logprobs(parts))
+
+    async def written(self, place: int, told: PieceLogprobs | None) -> bytes:
+        """The log probabilities of an answer's next tokens as JSON; many are written beside the event loop."""
+        writer = self.writer
+        if told is None or writer is None:
+            return NO_LOGPROBS
+        return await self._reader.beside(len(told.ids) // BYTES_OF_A_CHARACTER, partial(writer.write, place, told))
 
     @property
     def is_over(self) -> bool:
@@ -136,8 +158,12 @@ class Generation:
         return Usage.of(self._num_prompt_tokens, sum(tally.num_tokens for tally in self.tallies), cached)
 
 
-def check_together(ask: GenerationRequest, sampling: dict[str, Any]) -> None:
+def check_together(serving: Serving, ask: GenerationRequest, sampling: dict[str, Any]) -> None:
     """Refuse values that are wrong only together, before a prompt is read. Raises `ApiError`, or `InvalidInputError`."""
+    most = serving.engine.info.max_logprobs
+    if ask.num_logprobs is not None and ask.num_logprobs > most:
+        field = "top_logprobs" if "top_logprobs" in ask.__struct_fields__ else "logprobs"
+        raise refused(field, f"must be 0..{most}, and is {ask.num_logprobs}")
     if ask.stream_options is not None and not ask.stream:
         raise disagree("stream_options", "goes with stream=true only")
     max_tokens = sampling.get("max_tokens", DEFAULT_MAX_TOKENS)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from .._core import __version__
+from .engine_client import EngineInfo
 from .operation import Operation
 from .protocol.chat import Message
 from .protocol.error import ErrorReply
@@ -47,7 +48,7 @@ def document(operations: Iterable[Operation], serving: Serving) -> dict[str, Any
         "info": {"title": "blocktable", "version": __version__, "description": "OpenAI's API, served from a paged KV cache."},
         "paths": paths,
         "components": {
-            "schemas": _schemas(table, serving.engine.info.vocab_size),
+            "schemas": _schemas(table, serving.engine.info),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
@@ -80,7 +81,7 @@ def _reference(kind: type) -> dict[str, str]:
     return {"$ref": REFERENCE.format(name=kind.__name__)}
 
 
-def _schemas(operations: list[Operation], vocab_size: int) -> dict[str, Any]:
+def _schemas(operations: list[Operation], info: EngineInfo) -> dict[str, Any]:
     bodies = [one.body for one in operations if one.body is not None]
     kinds = [*bodies, *(one.reply for one in operations), ErrorReply]
     _, schemas = msgspec.json.schema_components(list(dict.fromkeys(kinds)), ref_template=REFERENCE)
@@ -91,8 +92,26 @@ def _schemas(operations: list[Operation], vocab_size: int) -> dict[str, Any]:
     for body, field in (("CompletionRequest", "prompt"), ("EmbeddingRequest", "input")):
         schemas[body]["properties"][field] = _one_kind(schemas[body]["properties"][field])
     for ids in _token_ids(schemas):
-        ids["maximum"] = vocab_size - 1
+        ids["maximum"] = info.vocab_size - 1
+    for body, field in (("CompletionRequest", "logprobs"), ("ChatRequest", "top_logprobs")):
+        for number in _whole_numbers(schemas[body]["properties"][field]):
+            number["maximum"] = info.max_logprobs
+    for body in ("CompletionRequest", "ChatRequest"):
+        biases = schemas[body]["properties"]["logit_bias"]["anyOf"][0]
+        biases["propertyNames"]["pattern"] = f"^(?:{numbers_up_to(info.vocab_size - 1)})$"
     return schemas
+
+
+def numbers_up_to(last: int) -> str:
+    """A regular expression of the whole numbers from 0 to `last`, as JSON writes them."""
+    digits = str(last)
+    ways = ["[1-9]" + "[0-9]" * (length - 1) for length in range(1, len(digits))]
+    for place, digit in enumerate(digits):
+        low = 1 if place == 0 else 0
+        # The same beginning, a smaller digit here, and anything behind it.
+        if int(digit) > low:
+            ways.append(f"{digits[:place]}[{low}-{int(digit) - 1}]" + "[0-9]" * (len(digits) - place - 1))
+    return "|".join(dict.fromkeys(["0", *ways, digits]))
 
 
 def _one_kind(prompt: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +124,7 @@ def _one_kind(prompt: dict[str, Any]) -> dict[str, Any]:
 def _token_ids(schema: Any) -> Iterator[dict[str, Any]]:
     """Wherever a token id is described: a whole number that may be 0 and has the bound of all counts."""
     if isinstance(schema, dict):
-        for name in ("prompt", "input", "tokens", "stop_token_ids"):
+        for name in ("prompt", "input", "tokens", "stop_token_ids", "allowed_token_ids"):
             if name in schema.get("properties", {}):
                 yield from _whole_numbers(schema["properties"][name])
         for value in schema.values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from .engine_client import Piece
+from .engine_client import Piece, PieceLogprobs
 
 
 class PieceStream:
@@ -69,4 +69,13 @@ def _joined(pieces: list[Piece]) -> Piece:
     if len(pieces) > 1:
         last.text = "".join([piece.text for piece in pieces])
         last.token_ids = [token_id for piece in pieces for token_id in piece.token_ids]
+        last.logprobs = joined_logprobs([piece.logprobs for piece in pieces if piece.logprobs is not None])
     return last
+
+
+def joined_logprobs(parts: list[PieceLogprobs]) -> PieceLogprobs | None:
+    """Of the tokens of all parts, which are of one answer; None of none."""
+    if not parts:
+        return None
+    ids, values = b"".join([one.ids for one in parts]), b"".join([one.values for one in parts])
+    return PieceLogprobs(parts[0].num_best, ids, values)

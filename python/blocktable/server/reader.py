@@ -21,6 +21,7 @@ from ..errors import EngineDeadError, InvalidInputError
 from ..text.tokenizer import Tokenizer
 from .engine_client import EngineClient, EngineInfo
 from .errors import ApiError, disagree, refused
+from .logprobs import Speller
 from .protocol.chat import TAKEN_NAMES, Message, Tool
 
 LONG_TEXT = 1000
@@ -40,6 +41,7 @@ class Reader:
         self._threads = ThreadPoolExecutor(num_threads, "blocktable-readers")
         self._tokenizer: asyncio.Task[Tokenizer | None] | None = None
         self._longest_token = 1
+        self._speller: Speller | None = None
 
     def close(self) -> None:
         """No prompt is read any more."""
@@ -62,6 +64,16 @@ class Reader:
             raise InvalidInputError("prompt", "a text", "this engine has no tokenizer: give token ids")
         return found
 
+    async def speller(self) -> Speller:
+        """How the engine's tokens read; by their numbers if it has no tokenizer."""
+        try:
+            tokenizer = await self.tokenizer()
+        except InvalidInputError:
+            tokenizer = None
+        if self._speller is None or self._speller.tokenizer is not tokenizer:
+            self._speller = Speller(tokenizer)
+        return self._speller
+
     async def prompts(self, prompt: str | list[str | int | list[int]], max_prompts: int) -> list[list[int]]:
         """Token ids of each prompt of a completion request. Raises `InvalidInputError` or `ApiError` naming the place."""
         if isinstance(prompt, str):
@@ -81,7 +93,7 @@ class Reader:
         tokenizer = await self.tokenizer()
         info = self._engine.info
         self._check_characters(field, text, info)
-        ids = await self._beside(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        ids = await self.beside(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
         return await self.ids(field, ids)
 
     async def ids(self, field: str, ids: Any) -> list[int]:
@@ -89,7 +101,7 @@ class Reader:
         info = self._engine.info
         if len(ids) >= info.max_model_len:
             raise _too_long(field, f"has {len(ids)} tokens", info)
-        await self._beside(len(ids), lambda: read_token_ids(field, ids, info.vocab_size))
+        await self.beside(len(ids), lambda: read_token_ids(field, ids, info.vocab_size))
         return list(ids)
 
     async def chat(
@@ -115,13 +127,13 @@ class Reader:
     async def decode(self, ids: list[int]) -> str:
         """The text of these ids, special tokens included."""
         tokenizer = await self.tokenizer()
-        await self._beside(len(ids), lambda: ids and read_token_ids("tokens", ids, self._engine.info.vocab_size))
-        return await self._beside(len(ids), lambda: tokenizer.decode(ids, skip_special_tokens=False))
+        await self.beside(len(ids), lambda: ids and read_token_ids("tokens", ids, self._engine.info.vocab_size))
+        return await self.beside(len(ids), lambda: tokenizer.decode(ids, skip_special_tokens=False))
 
     async def spelled(self, ids: list[int]) -> list[str]:
         """How the vocabulary spells each."""
         tokenizer = await self.tokenizer()
-        return await self._beside(len(ids), lambda: [tokenizer.spelling(one) for one in ids])
+        return await self.beside(len(ids), lambda: [tokenizer.spelling(one) for one in ids])
 
     async def _when_ready(self) -> Tokenizer:
         while True:
@@ -143,7 +155,8 @@ class Reader:
         if len(text) >= info.max_model_len * self._longest_token:
             raise _too_long(field, f"has {len(text)} characters", info)
 
-    async def _beside(self, size: int, work: Callable[[], T]) -> T:
+    async def beside(self, size: int, work: Callable[[], T]) -> T:
+        """The result of `work`, which takes as long as reading so many characters."""
         return work() if size < LONG_TEXT else await self._threaded(work)
 
     async def _threaded(self, work: Callable[[], T]) -> T:

@@ -11,6 +11,7 @@ import msgspec
 from .engine_client import Piece
 from .errors import ApiError
 from .generation import Generation
+from .logprobs import NO_LOGPROBS
 
 DONE = b"data: [DONE]\n\n"
 
@@ -29,12 +30,13 @@ class Events:
         # With the usage asked for, every event before the last says that it is not known yet.
         self._tail = b',"usage":null}\n\n' if includes_usage else b"}\n\n"
 
-    def text(self, place: int, piece: Piece) -> bytes:
+    def text(self, place: int, piece: Piece, logprobs: bytes = NO_LOGPROBS) -> bytes:
         """A completion's piece."""
-        return b'%b,"choices":[{"index":%d,"text":%b,"logprobs":null,%b}]%b' % (
+        return b'%b,"choices":[{"index":%d,"text":%b,"logprobs":%b,%b}]%b' % (
             self._head,
             place,
             _encode(piece.text),
+            logprobs,
             _end(piece),
             self._tail,
         )
@@ -44,12 +46,13 @@ class Events:
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % place
         return b'%b,"choices":[%b]%b' % (self._head, choice, self._tail)
 
-    def content(self, place: int, piece: Piece) -> bytes:
+    def content(self, place: int, piece: Piece, logprobs: bytes = NO_LOGPROBS) -> bytes:
         """A chat's piece."""
-        return b'%b,"choices":[{"index":%d,"delta":{"content":%b},"logprobs":null,%b}]%b' % (
+        return b'%b,"choices":[{"index":%d,"delta":{"content":%b},"logprobs":%b,%b}]%b' % (
             self._head,
             place,
             _encode(piece.text),
+            logprobs,
             _end(piece),
             self._tail,
         )

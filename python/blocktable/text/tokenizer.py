@@ -74,6 +74,8 @@ class Tokenizer:
         self.has_byte_fallback = "ByteFallback" in decoders
         self.may_split_characters = "ByteLevel" in decoders
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
+        self._before: list[int] | None = None
         self.vocab_size: int = self._native.get_vocab_size(with_added_tokens=True)
         self.eos_token_id: int | None = loaded.eos_token_id
 
@@ -176,6 +178,34 @@ class Tokenizer:
         if found is None:
             found = self._bytes[token_id] = _bytes_of(self._native.id_to_token(token_id))
         return found
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token read alone, as it stands in a running text: a space before it is a part of it, part of a
+        character is U+FFFD, and special tokens are spelled out. Empty for an id without a token."""
+        found = self._texts.get(token_id)
+        if found is None:
+            found = self._texts[token_id] = self._alone(token_id)
+        return found
+
+    def spelled_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of `token_text`, but those that the token really stands for where it is part of a character."""
+        if self.is_byte_level:
+            return self.token_bytes(token_id, skip_special_tokens=False)
+        if self.is_byte(token_id):
+            return bytes([int(self.spelling(token_id)[3:5], 16)])
+        return self.token_text(token_id).encode()
+
+    def _alone(self, token_id: int) -> str:
+        if self.is_byte_level:
+            return self.token_bytes(token_id, skip_special_tokens=False).decode(errors="replace")
+        if self._native.id_to_token(token_id) is None:
+            return ""
+        # Behind a letter, because decoders treat the beginning of a text in their own ways.
+        if self._before is None:
+            self._before = self.encode("a", add_special_tokens=False)[-1:]
+        before = self.decode(self._before, skip_special_tokens=False)
+        text = self.decode([*self._before, token_id], skip_special_tokens=False)
+        return text[len(before) :] if text.startswith(before) else self.decode([token_id], skip_special_tokens=False)
 
 
 def _own_copy(native: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from .generation import GENERATION_OFF, Count, GenerationRequest
+from .generation import GENERATION_OFF, Count, GenerationRequest, NumLogprobs
+from .logprobs import ChatLogprobs
 from .not_served import NotServed, Off
 from .usage import Usage
 
@@ -111,7 +112,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         "documents": (),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "logprobs": (False,),
         "modalities": (["text"],),
         "parallel_tool_calls": (True,),
         "prediction": (),
@@ -120,7 +120,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         "service_tier": ("auto", "default"),
         "store": (False,),
         "tool_choice": ("none", "auto"),
-        "top_logprobs": (0,),
         "web_search_options": (),
     }
 
@@ -134,6 +133,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """Such as `enable_thinking`."""
     max_completion_tokens: Count | None = None
     """The newer name of `max_tokens`."""
+    logprobs: bool | None = None
+    """Log probabilities of the tokens of the answer."""
+    top_logprobs: NumLogprobs | None = None
+    """And those of so many best tokens at each place; with `logprobs` only."""
 
     audio: NotServed = None
     chat_template: NotServed = None
@@ -141,7 +144,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     documents: NotServed = None
     function_call: NotServed = None
     functions: NotServed = None
-    logprobs: NotServed = None
     modalities: NotServed = None
     parallel_tool_calls: NotServed = None
     prediction: NotServed = None
@@ -150,8 +152,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     service_tier: NotServed = None
     store: NotServed = None
     tool_choice: NotServed = None
-    top_logprobs: NotServed = None
     web_search_options: NotServed = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See `GenerationRequest`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +174,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     message: Answer
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length", "abort"] | None
     """As of completions."""
     stop_reason: int | str | None = None

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from .generation import GENERATION_OFF, GenerationRequest, TokenId
+from .generation import GENERATION_OFF, GenerationRequest, NumLogprobs, TokenId
+from .logprobs import CompletionLogprobs
 from .not_served import NotServed, Off
 from .usage import Usage
 
@@ -20,13 +21,19 @@ Prompts = Annotated[
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Prompts to continue. `max_tokens` left out is 16."""
 
-    OFF: ClassVar[Off] = GENERATION_OFF | {"best_of": (1,), "echo": (False,), "logprobs": (), "suffix": ("",)}
+    OFF: ClassVar[Off] = GENERATION_OFF | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
 
     prompt: Annotated[str, Meta(min_length=1)] | Prompts
     best_of: NotServed = None
     echo: NotServed = None
-    logprobs: NotServed = None
+    logprobs: NumLogprobs | None = None
+    """Log probabilities of so many best tokens at each place, beside that of the token itself."""
     suffix: NotServed = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See `GenerationRequest`."""
+        return self.logprobs
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +41,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length", "abort"] | None
     """`abort`: `deadline_s` was over, or the memory did not suffice for it alone; `stop_reason` tells which."""
     stop_reason: int | str | None = None

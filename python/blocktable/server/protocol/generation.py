@@ -13,7 +13,22 @@ import msgspec
 from msgspec import Meta
 
 from ...engine.intake import MAX_DEADLINE_S
-from ...sampling.params import MAX_COUNT, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS, MAX_STOPS, MAX_TEMPERATURE
+from ...sampling.params import (
+    LOGPROBS_BOUND,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_COUNT,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+)
 from .not_served import NotServed, Off
 
 MAX_N = 128
@@ -26,6 +41,13 @@ MAX_PRIORITY = 1000
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
+Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+WrittenId = Annotated[str, Meta(pattern=r"^(?:0|[1-9][0-9]{0,9})$")]
+"""A token id as the name of a field."""
+Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
+NumLogprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_BOUND)]
+"""The engine's own bound, `max_logprobs`, is in the document."""
 Seconds = Annotated[float, Meta(gt=0, le=MAX_DEADLINE_S)]
 
 SAMPLING = (
@@ -41,19 +63,19 @@ SAMPLING = (
     "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
 )
 """Fields that go to `SamplingParams` as they are."""
 
 GENERATION_OFF: Off = {
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "frequency_penalty": (0.0,),
     "length_penalty": (1.0,),
-    "logit_bias": ({},),
     "metadata": ({},),
-    "presence_penalty": (0.0,),
     "prompt_logprobs": (),
-    "repetition_penalty": (1.0,),
     "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
     "truncate_prompt_tokens": (),
@@ -91,6 +113,15 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
+    logit_bias: Annotated[dict[WrittenId, Bias], Meta(max_length=MAX_BIASES)] | None = None
+    """What is added to the logits of tokens, by their ids."""
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
+    """The only ones that may be chosen."""
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    """Texts whose tokens do not come, neither as they stand here nor behind a space."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
     """Only prompts with the same salt, of the same tenant, share cached blocks."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
@@ -102,15 +133,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     user: Annotated[str, Meta(max_length=512)] | None = None
     """The client's own label. It changes nothing: whose a request is follows from its key alone."""
 
-    allowed_token_ids: NotServed = None
-    bad_words: NotServed = None
-    frequency_penalty: NotServed = None
     length_penalty: NotServed = None
-    logit_bias: NotServed = None
     metadata: NotServed = None
-    presence_penalty: NotServed = None
     prompt_logprobs: NotServed = None
-    repetition_penalty: NotServed = None
     spaces_between_special_tokens: NotServed = None
     structured_outputs: NotServed = None
     truncate_prompt_tokens: NotServed = None
@@ -121,6 +146,12 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """`logprobs` of `SamplingParams`: the two kinds of requests say it in their own ways."""
+        return None
+
     def sampling(self) -> dict[str, Any]:
         """Arguments of `SamplingParams`: what was said and nothing else."""
-        return {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        said = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        return said if self.num_logprobs is None else said | {"logprobs": self.num_logprobs}

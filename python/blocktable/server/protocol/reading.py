@@ -25,7 +25,7 @@ meanwhile, 0.4 us: 16 MiB of them held up everybody for seconds."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A string of JSON. One that does not end is one too: whatever the bytes are, each is looked at once."""
 
-_PLACE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`$")
 

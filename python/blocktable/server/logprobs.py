@@ -1,0 +1,141 @@
+"""Log probabilities written as JSON: the records of `protocol/logprobs.py`, token by token, without making them.
+
+Before: pieces bring ids and numbers, packed (`PieceLogprobs`). After: `sse.py` and the replies have bytes. Always: what comes
+out is JSON, whatever the vocabulary spells; how a token reads is found once and kept, by its id.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..text.tokenizer import Tokenizer
+from .engine_client import PieceLogprobs
+
+NO_LOGPROBS = b"null"
+
+_encode = msgspec.json.encode
+
+
+class Speller:
+    """How the tokens of one vocabulary read. From any thread."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self._fields: dict[int, str] = {}
+        self._names: dict[int, str] = {}
+
+    def fields(self, token_id: int) -> str:
+        """A token's `token` and `bytes`, written."""
+        found = self._fields.get(token_id)
+        if found is None:
+            text, spelled = self._read(token_id)
+            found = self._fields[token_id] = f'"token":{_json(text)},"bytes":{_json(list(spelled))}'
+        return found
+
+    def name(self, token_id: int) -> str:
+        """A token as one text, written, which tells parts of characters apart."""
+        found = self._names.get(token_id)
+        if found is None:
+            text, spelled = self._read(token_id)
+            if text.encode() != spelled:
+                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+            found = self._names[token_id] = _json(text)
+        return found
+
+    def _read(self, token_id: int) -> tuple[str, bytes]:
+        if self.tokenizer is None:
+            text = f"token_id:{token_id}"
+            return text, text.encode()
+        return self.tokenizer.token_text(token_id), self.tokenizer.spelled_bytes(token_id)
+
+
+class ChatWriter:
+    """Of one request. One piece at a time of each answer."""
+
+    def __init__(self, speller: Speller) -> None:
+        self._speller = speller
+
+    def write(self, place: int, told: PieceLogprobs) -> bytes:
+        """`ChatLogprobs` of the next tokens of answer `place`; null of no tokens."""
+        fields = self._speller.fields
+        content = []
+        for ids, values in _tokens(told):
+            top = ",".join([f'{{{fields(one)},"logprob":{value!r}}}' for one, value in zip(ids[1:], values[1:])])
+            content.append(f'{{{fields(ids[0])},"logprob":{values[0]!r},"top_logprobs":[{top}]}}')
+        return f'{{"content":[{",".join(content)}],"refusal":null}}'.encode() if content else NO_LOGPROBS
+
+
+class CompletionWriter:
+    """Of one request. One piece at a time of each answer, in their order."""
+
+    def __init__(self, speller: Speller, *, skip_special_tokens: bool) -> None:
+        self._speller = speller
+        self._skip = skip_special_tokens
+        self._offsets: dict[int, _Offsets] = {}  # of each answer
+
+    def write(self, place: int, told: PieceLogprobs) -> bytes:
+        """`CompletionLogprobs` of the next tokens of answer `place`; null of no tokens."""
+        name = self._speller.name
+        offsets = self._offsets.get(place)
+        if offsets is None:
+            offsets = self._offsets[place] = _Offsets(self._speller.tokenizer, skip_special_tokens=self._skip)
+        tokens, own, tops, begins = [], [], [], []
+        for ids, values in _tokens(told):
+            tokens.append(name(ids[0]))
+            own.append(repr(values[0]))
+            begins.append(str(offsets.pass_over(ids[0])))
+            # Two tokens may read the same: the more probable one is shown.
+            top: dict[str, float] = {}
+            for one, value in zip([*ids[1:], ids[0]], [*values[1:], values[0]]):
+                top.setdefault(name(one), value)
+            tops.append(f"{{{','.join([f'{read}:{value!r}' for read, value in top.items()])}}}")
+        if not tokens:
+            return NO_LOGPROBS
+        text = f'{{"tokens":[{",".join(tokens)}],"token_logprobs":[{",".join(own)}],'
+        return (text + f'"top_logprobs":[{",".join(tops)}],"text_offset":[{",".join(begins)}]}}').encode()
+
+
+class _Offsets:
+    """Characters of one answer's text, token after token."""
+
+    def __init__(self, tokenizer: Tokenizer | None, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._count = 0
+
+    def pass_over(self, token_id: int) -> int:
+        """Where a token begins: how many characters those before it made, if it does not go on with the last one."""
+        tokenizer = self._tokenizer
+        if tokenizer is None or tokenizer.is_silent(token_id, skip_special_tokens=self._skip):
+            return self._count
+        spelled = tokenizer.spelled_bytes(token_id)
+        if spelled[:1] not in _CONTINUATIONS:
+            self._count += len(self._utf8.decode(b"", final=True))  # what was open will never be whole
+        begins = self._count
+        self._count += len(self._utf8.decode(spelled))
+        return begins
+
+
+_CONTINUATIONS = frozenset(bytes([byte]) for byte in range(0x80, 0xC0))
+"""Bytes of UTF-8 that go on with a character."""
+
+
+def as_record(written: bytes) -> Any:
+    """What was written here, in the place of the record that it is."""
+    return None if written is NO_LOGPROBS else msgspec.Raw(written)
+
+
+def _tokens(told: PieceLogprobs) -> zip[tuple[list[int], list[float]]]:
+    """For each output token ids and numbers, its own first, then those of the best."""
+    width = 1 + told.num_best
+    ids = np.frombuffer(told.ids, dtype=np.int32).reshape(-1, width).tolist()
+    return zip(ids, np.frombuffer(told.values, dtype=np.float32).reshape(-1, width).tolist())
+
+
+def _json(value: Any) -> str:
+    return _encode(value).decode()
