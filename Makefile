@@ -90,6 +90,7 @@ bench: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/model ## Print the benchmarks' 
 	$(call say,'Prompts'); exec $(VENV)/bin/blocktable bench prefix
 	$(call say,'Steps'); exec $(VENV)/bin/blocktable bench scheduler
 	$(call say,'Attention'); exec $(VENV)/bin/blocktable bench attention
+	$(call say,'Choice'); exec $(VENV)/bin/blocktable bench sampling
 	$(call say,'Text'); exec $(VENV)/bin/blocktable bench generate --peer transformers
 	$(call say,'Streams'); exec $(VENV)/bin/blocktable bench serve
 

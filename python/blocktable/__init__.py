@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .engine.llm import LLM
     from .engine.outputs import CompletionOutput, RequestOutput
     from .engine.report import KVReport
+    from .engine.token_logprobs import Logprob
     from .sampling.params import RequestOutputKind, SamplingParams
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "FrameError",
     "InvalidInputError",
     "KVReport",
+    "Logprob",
     "MissingExtraError",
     "ModelLoadError",
     "NeverFitsError",
@@ -101,6 +103,7 @@ _LATER = {
     "CompletionOutput": ".engine.outputs",
     "EngineConfig": ".engine.config",
     "KVReport": ".engine.report",
+    "Logprob": ".engine.token_logprobs",
     "RequestOutput": ".engine.outputs",
     "RequestOutputKind": ".sampling.params",
     "SamplingParams": ".sampling.params",

@@ -27,6 +27,7 @@ KEYS = {
         "ns_per_seq", "finishes_per_step", "gc_objects_per_step", "allocs_per_step",
     ],
     "attention": ["backend", "dtype", "batch", "context", "heads", "us", "gb_per_s", "fraction_of_copy", "fraction_of_read"],
+    "sampling": ["case", "rows", "vocab", "ms", "us_per_row"],
     "replay": [
         "trace", "requests_per_s", "hit_rate", "preemptions", "kv_waste",
         *(f"step_us_{label}" for label in ("p50", "p99", "p999", "max")),
@@ -83,6 +84,37 @@ def test_attention_has_the_promised_keys_and_a_row_for_each_backend(capsys):
     for one in rows:
         assert [key for key in one if key in KEYS["attention"]] == KEYS["attention"]
         assert one["us"] > 0
+
+
+def test_sampling_has_the_promised_keys_and_a_row_for_each_case(capsys):
+    pytest.importorskip("torch", reason="sampling needs the extra `engine`")
+    from blocktable.bench import sampling
+
+    rows = bench(capsys, "sampling", "--smoke")
+    assert [one["case"] for one in rows] == list(sampling.CASES)
+    for one in rows:
+        assert [key for key in one if key in KEYS["sampling"]] == KEYS["sampling"]
+        assert one["ms"] > 0
+
+
+@pytest.mark.parametrize(
+    "case, fault, what",
+    [
+        ("penalties", ("row_rules.RowRules", "apply", lambda self, logits: None), "its best one"),
+        ("logprobs_5", ("logprobs", "_best", lambda raw, count: np.arange(count)), "in their order"),
+        ("logprobs_0", ("logprobs.HostLogprobs", "_log_sum", lambda self, raw: 0.0), "those of the logits"),
+    ],
+)
+def test_a_sampler_that_answers_wrongly_is_not_timed(capsys, monkeypatch, case, fault, what):
+    pytest.importorskip("torch", reason="sampling needs the extra `engine`")
+    import blocktable.sampling.logprobs
+    import blocktable.sampling.row_rules
+
+    place = blocktable.sampling
+    for name in fault[0].split("."):
+        place = getattr(place, name)
+    monkeypatch.setattr(place, *fault[1:])
+    assert what in refused(capsys, "sampling", "--smoke", "--case", case)
 
 
 def test_an_attention_that_answers_wrongly_is_not_timed(capsys, monkeypatch):

@@ -160,3 +160,47 @@ def test_sampling_reads_back_once_for_greedy_rows_and_once_more_for_those_that_a
     sampler.set_row(1, resolved(temperature=1.0), 7)
     sampler.sample(logits, rows, positions)
     assert len(reads) == 3
+
+
+def sampled_with_everything(is_drawn: bool) -> tuple[list[int], list[str]]:
+    """Rows with log probabilities, penalties, a bias and masks, on a CPU that is taken for a device: what was read back, and
+    what was sent there and waited for."""
+    from blocktable.sampling import sampler as module
+    from tests.sampling.test_sampler import resolved
+
+    reads, waited = [], []
+    own_cpu, own_to = Tensor.cpu, Tensor.to
+
+    def to(self: Tensor, *rest: Any, **named: Any) -> Tensor:
+        if named.get("non_blocking") is not True and rest and isinstance(rest[0], torch.device):
+            waited.append(str(rest))
+        return own_to(self, *rest, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_is_on_host", lambda logits: False)
+        patch.setattr(Tensor, "cpu", lambda self, *rest: reads.append(self.numel()) or own_cpu(self, *rest))
+        for name in ("item", "tolist", "nonzero"):
+            patch.setattr(Tensor, name, lambda *given: pytest.fail("a number of the device was read"))
+        patch.setattr(Tensor, "to", to)
+        sampler = Sampler(3, 97)
+        options = {"logprobs": 3, "repetition_penalty": 1.3, "logit_bias": {5: 1}, "bad_words": ["a"], "min_tokens": 2}
+        for row in range(3):
+            asked = resolved(temperature=float(is_drawn and row > 0), allowed_token_ids=[row, 30, 31], **options)
+            sampler.set_row(row, asked, row, np.arange(5), np.arange(3))
+        told = sampler.sample(torch.randn(3, 97), np.arange(3), np.zeros(3, dtype=np.int64)).logprobs
+        assert told is not None
+        assert len(told.entries) == 3
+    return reads, waited
+
+
+def test_what_rows_ask_for_beside_costs_no_further_read() -> None:
+    assert [len(part) for part in sampled_with_everything(is_drawn=False)] == [1, 0]
+    assert [len(part) for part in sampled_with_everything(is_drawn=True)] == [2, 0]
+
+
+def test_a_read_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from blocktable.sampling import device
+
+    own = device._top
+    monkeypatch.setattr(device, "_top", lambda raw, most: own(raw, most).cpu())
+    assert len(sampled_with_everything(is_drawn=False)[0]) == 2

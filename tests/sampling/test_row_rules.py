@@ -87,7 +87,7 @@ def is_right(seed: int, change: Callable[[np.ndarray, RowRules], np.ndarray]) ->
             return False
         outputs.append(rng.choice([7, 8, 9, 40, rng.randrange(VOCAB)]))
         if rng.random() < 0.1:
-            rules = RowRules(asked, np.array(prompt, dtype=np.int32), list(outputs))
+            rules = RowRules(asked, np.array(prompt, dtype=np.int32), np.array(outputs, dtype=np.int32))
         else:
             rules.note(outputs[-1])
     return True
@@ -104,7 +104,9 @@ def test_several_requests_of_a_step_are_changed_apart(rng: random.Random) -> Non
     """On a device all go together: with different options, histories and lengths, and one entry twice of one row."""
     options = [some_options(rng) for _ in range(6)]
     outputs = [[rng.randrange(VOCAB) for _ in range(rng.randrange(20))] for _ in options]
-    rules = [RowRules(resolved(**one), np.array([1, 2, 3]), said) for one, said in zip(options, outputs)]
+    rules = [
+        RowRules(resolved(**one), np.array([1, 2, 3]), np.array(said, dtype=np.int32)) for one, said in zip(options, outputs)
+    ]
     logits = np.random.default_rng(rng.randrange(2**32)).normal(size=(8, VOCAB)).astype(np.float32)
     entries = [(0, 4), (2, 0), (3, 1), (4, 2), (5, 3), (6, 5), (7, 0)]
     step = torch.from_numpy(logits.copy())
@@ -126,7 +128,7 @@ def test_a_bad_word_is_banned_where_it_would_be_complete_and_nowhere_else() -> N
 def test_the_cost_of_a_row_follows_its_own_tokens() -> None:
     """Not the vocabulary: a long prompt of few tokens has few changes."""
     asked = resolved(repetition_penalty=1.2)
-    assert len(RowRules(asked, np.full(5000, 3), [4] * 5000).changes().ids) == 2
+    assert len(RowRules(asked, np.full(5000, 3), np.full(5000, 4)).changes().ids) == 2
 
 
 # Planted: histories that other engines had wrong.
@@ -135,22 +137,22 @@ def test_the_cost_of_a_row_follows_its_own_tokens() -> None:
 class NoPrompt(RowRules):
     """The prompt is no part of the history (as where it was cached)."""
 
-    def __init__(self, resolved: Any, prompt: Any = None, outputs: Any = ()) -> None:
+    def __init__(self, resolved: Any, prompt: Any = None, outputs: Any = None) -> None:
         super().__init__(resolved, None, outputs)
 
 
 class ForgetsAtPreemption(RowRules):
     """A row that is made anew knows no outputs."""
 
-    def __init__(self, resolved: Any, prompt: Any = None, outputs: Any = ()) -> None:
+    def __init__(self, resolved: Any, prompt: Any = None, outputs: Any = None) -> None:
         super().__init__(resolved, prompt)
 
 
 class PromptCounts(RowRules):
     """The prompt's tokens count as outputs."""
 
-    def __init__(self, resolved: Any, prompt: Any = None, outputs: Any = ()) -> None:
-        super().__init__(resolved, prompt, [*([] if prompt is None else prompt.tolist()), *outputs])
+    def __init__(self, resolved: Any, prompt: Any = None, outputs: Any = None) -> None:
+        super().__init__(resolved, prompt, prompt if outputs is None else np.concatenate([prompt, outputs]))
 
 
 class PresenceEachTime(RowRules):

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 from .row import Row, WrongAnswerError, print_json, print_table
 
-NAMES = ("pool", "hash", "prefix", "scheduler", "replay", "attention", "generate", "serve", "dashboard")
+NAMES = ("pool", "hash", "prefix", "scheduler", "replay", "attention", "sampling", "generate", "serve", "dashboard")
 """Every benchmark, in the order of a request's walk."""
 
 

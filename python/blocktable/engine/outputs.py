@@ -57,6 +57,11 @@ class CompletionOutput:
         """Whether it has ended."""
         return self.finish_reason is not None
 
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        """What of it is copied or travels: its log probabilities as they are shown, and no tokenizer."""
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return None, state | {"_shown": self.logprobs, "tokenizer": None}
+
 
 @dataclass(slots=True)
 class RequestMetrics:

@@ -12,7 +12,7 @@ output. Tokens that may not be chosen get -inf. All in float32, each step rounde
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -40,23 +40,26 @@ class RowRules:
     """Of one row. One thread at a time."""
 
     def __init__(
-        self, resolved: ResolvedSampling, prompt: NDArray[np.integer] | None = None, outputs: Iterable[int] = ()
+        self,
+        resolved: ResolvedSampling,
+        prompt: NDArray[np.integer] | None = None,
+        outputs: NDArray[np.integer] | None = None,
     ) -> None:
-        """`prompt` [T] token ids; `outputs` what the request has made so far."""
+        """`prompt` [T] token ids; `outputs` [N] what the request has made so far."""
         allowed = resolved.allowed_token_ids
         self.allowed: Ids | None = None if allowed is None else np.array(allowed, dtype=np.int64)
         """The only tokens that may be chosen."""
         self._bad_words = resolved.bad_words_token_ids
         # Of the outputs only as many are kept as the longest bad word has before its last token.
         self._tail_length = max(map(len, self._bad_words), default=1) - 1
-        self._tail: list[int] = []
+        said = _NO_IDS if outputs is None else outputs
+        self._tail: list[int] = said[max(len(said) - self._tail_length, 0) :].tolist()
         self._has_penalties = resolved.has_penalties
         self._presence = resolved.presence_penalty
         self._frequency = resolved.frequency_penalty
         self._repetition = np.float32(resolved.repetition_penalty)
-        self._start(resolved.logit_bias, _distinct(prompt) if self._repetition != 1.0 else _NO_IDS)
-        for token_id in outputs:
-            self.note(int(token_id))
+        in_prompt = _distinct(prompt) if self._repetition != 1.0 else _NO_IDS
+        self._start(resolved.logit_bias, in_prompt, *np.unique(said if self._has_penalties else _NO_IDS, return_counts=True))
 
     def note(self, token_id: int) -> None:
         """The output has one more token."""
@@ -95,10 +98,13 @@ class RowRules:
             values = logits[ids] + add
             logits[ids] = np.where(values > 0, values / divide, values * divide) - subtract
 
-    def _start(self, biases: Sequence[tuple[int, float]], said: Ids) -> None:
-        """The tokens that are known from the start, ascending: those with a bias and those of the prompt."""
+    def _start(
+        self, biases: Sequence[tuple[int, float]], in_prompt: Ids, said: NDArray[np.integer], counts: NDArray[np.intp]
+    ) -> None:
+        """The tokens that are known from the start, ascending: those with a bias, those of the prompt, and those that were
+        `said`, so often."""
         biased = np.array([token_id for token_id, _ in biases], dtype=np.int64)
-        known = np.union1d(biased, said) if said.size else biased
+        known = np.unique(np.concatenate([biased, in_prompt, said.astype(np.int64)]))
         self._num_known = self._num_ids = len(known)
         room = self._num_ids + (FIRST_ROOM if self._has_penalties else 0)
         self._ids: Ids = np.zeros(room, dtype=np.int64)
@@ -106,10 +112,14 @@ class RowRules:
         self._add: Floats = np.zeros(room, dtype=np.float32)
         self._add[np.searchsorted(known, biased)] = [bias for _, bias in biases]
         self._divide: Floats = np.ones(room, dtype=np.float32)
-        self._divide[np.searchsorted(known, said)] = self._repetition
+        self._divide[np.searchsorted(known, in_prompt)] = self._repetition
         self._subtract: Floats = np.zeros(room, dtype=np.float32)
         self._counts = np.zeros(room, dtype=np.int64)
-        self._places: dict[int, int] = {}  # of the tokens of the output
+        places = np.searchsorted(known, said)
+        self._counts[places] = counts
+        self._divide[places] = self._repetition
+        self._subtract[places] = self._frequency * counts + self._presence
+        self._places = dict(zip(said.tolist(), places.tolist()))  # of the tokens of the output
 
     def _place_of(self, token_id: int) -> int:
         """Where a token stands that the output has for the first time: among the known ones, or behind all."""

@@ -103,7 +103,7 @@ class Sampler:
             self._num_logprobs[row] = resolved.num_logprobs
             self._num_asking += 1
         if resolved.has_rules:
-            self._rules[row] = RowRules(resolved, prompt, () if outputs is None else outputs.tolist())
+            self._rules[row] = RowRules(resolved, prompt, outputs)
             self._has_rules[row] = True
         self._is_random[row] = not resolved.is_greedy
         self._temperature[row] = resolved.temperature
