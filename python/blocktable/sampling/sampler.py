@@ -166,18 +166,17 @@ class Sampler:
             if children is not None:
                 seeds += children[drawn]  # modulo 2^64, as `child_seed`
             ids[drawn] = self._draw_rows(logits, largest, drawn, rows[drawn], positions[drawn], seeds)
-        is_lost = ~np.isfinite(largest)
         if told is not None and raw is not None:
             told.ids[:, 0] = ids[told.entries]
             self._host_logprobs.read(told, raw.rows, raw.places, self._num_logprobs[rows[told.entries[raw.places]]].tolist())
-            # Also whose own distribution is none, although the masks left a choice.
-            is_lost[told.entries[np.isnan(told.values[:, 0])]] = True
-        lost = np.flatnonzero(is_lost)
+            # Whose own distribution is none has no choice either, although the masks left one.
+            largest[told.entries[np.isnan(told.values[:, 0])]] = np.nan
+        lost = np.flatnonzero(~np.isfinite(largest))
         if not lost.size:
             return Sampled(ids, logprobs=told)
         ids[lost] = NO_TOKEN
         failed = tuple((int(i), NonFiniteLogitsError(int(rows[i]), int(positions[i]), float(largest[i]))) for i in lost)
-        return Sampled(ids, failed, None if told is None else told.without(is_lost))
+        return Sampled(ids, failed, None if told is None else told.without(ids == NO_TOKEN))
 
     def _asked(self, rows: NDArray[np.integer]) -> StepLogprobs | None:
         """Room for the log probabilities that entries ask for."""
