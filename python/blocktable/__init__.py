@@ -19,6 +19,7 @@ from .errors import (
     EngineDeadError,
     ForeignTableError,
     FrameError,
+    InvalidGrammarError,
     InvalidInputError,
     MissingExtraError,
     ModelLoadError,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .engine.report import KVReport
     from .engine.token_logprobs import Logprob
     from .sampling.params import RequestOutputKind, SamplingParams
+    from .sampling.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -67,6 +69,7 @@ __all__ = [
     "EngineDeadError",
     "ForeignTableError",
     "FrameError",
+    "InvalidGrammarError",
     "InvalidInputError",
     "KVReport",
     "Logprob",
@@ -90,6 +93,7 @@ __all__ = [
     "ShutDownError",
     "StalledError",
     "StepInFlightError",
+    "StructuredOutputsParams",
     "UnknownOptionError",
     "UnknownRequestError",
     "UnsupportedModelError",
@@ -107,6 +111,7 @@ _LATER = {
     "RequestOutput": ".engine.outputs",
     "RequestOutputKind": ".sampling.params",
     "SamplingParams": ".sampling.params",
+    "StructuredOutputsParams": ".sampling.structured",
 }
 """Names loaded on first use, and where they live."""
 

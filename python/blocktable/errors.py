@@ -36,6 +36,10 @@ class InvalidInputError(BlocktableError, ValueError):
         self.bound = bound
 
 
+class InvalidGrammarError(InvalidInputError):
+    """A shape for texts that cannot be read, that no text has, or that costs more than it may. `bound` says which."""
+
+
 class UnknownOptionError(InvalidInputError):
     """An option that does not exist; names the nearest ones that do."""
 
@@ -256,6 +260,7 @@ class MissingExtraError(BlocktableError, ImportError):
 
     def __init__(self, what: str, extra: str, missing: str) -> None:
         super().__init__(f'{what} needs {missing}, which is not installed: pip install "blocktable[{extra}]"')
+        self.what = what
         self.extra = extra
         self.missing = missing
 

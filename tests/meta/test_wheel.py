@@ -167,7 +167,7 @@ def test_the_licence_and_the_extras_are_declared(names, metadata):
     assert [name for name in names if name.endswith("licenses/LICENSE")]
     needed = metadata.get_all("Requires-Dist")
     assert [need for need in needed if "extra" not in need] == ["numpy>=2"]
-    assert set(metadata.get_all("Provides-Extra")) == {"engine", "server", "tracing", "events", "testing", "all"}
+    assert set(metadata.get_all("Provides-Extra")) == {"engine", "server", "structured", "tracing", "events", "testing", "all"}
     assert "torch>=2.11 ; extra == 'engine'" in needed
 
 

@@ -49,6 +49,7 @@ def test_defaults_are_those_of_vllm() -> None:
         "include_stop_str_in_output": False,
         "skip_special_tokens": True,
         "detokenize": True,
+        "structured_outputs": None,
         "output_kind": RequestOutputKind.CUMULATIVE,
     }
 

@@ -113,3 +113,17 @@ def _plant_leak(loop: Any) -> None:
         return abort(number)
 
     loop.abort = leaking
+
+
+def build_deaf(model: str, tokenizer: str | None, options: Mapping[str, Any]) -> CountingEngine:
+    """Planted: whoever leaves while a grammar is compiled for him is not heard."""
+    import __main__ as process
+
+    hear = process.EngineProcess.carry_out
+
+    def deaf(self: Any, order: Any) -> None:
+        if type(order).__name__ != "Abort" or order.number not in self._compiling:
+            hear(self, order)
+
+    process.EngineProcess.carry_out = deaf
+    return build(model, tokenizer, options)

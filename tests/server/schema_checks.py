@@ -15,6 +15,7 @@ BEYOND_SCHEMAS = {
     "context_length_exceeded",  # tokens are not characters
     "template_refuses",  # a chat template is a program
     "invalid_arguments",  # JSON inside a text
+    "invalid_grammar",  # a schema, an expression and a grammar are programs
 }
 
 

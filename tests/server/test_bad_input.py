@@ -107,8 +107,44 @@ ROWS: dict[str, Row] = {
     "129 prompts": completion({"prompt": ["x"] * 129}, "prompt", "at most 128"),
     "257 answers": completion({"prompt": ["x"] * 3, "n": 86}, "n", "more than 256"),
     # 122: free-form fields.
-    "a schema for the answer": chat({"response_format": {"type": "json_schema"}}, "response_format", "not served"),
-    "a grammar": completion({"structured_outputs": {"regex": "(a+)+" * 1000}}, "structured_outputs", "not served"),
+    "a format without its schema": chat({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+    "a format of no kind": chat({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
+    "a schema of no kind": chat(
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "animal"}}}},
+        "response_format",
+        "animal",
+    ),
+    "a schema of 900 levels": chat(
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": nested(900)}}},
+        "response_format",
+        "recursion limit",
+    ),
+    "a schema that is elsewhere": completion(
+        {"structured_outputs": {"json": {"$ref": "file:///etc/passwd"}}}, "structured_outputs.json", "not present"
+    ),
+    "a schema that takes hours": completion(
+        {"structured_outputs": {"json": {"type": "integer", "multipleOf": 99999989}}},
+        "structured_outputs.json",
+        "takes more than",
+    ),
+    "an expression that looks ahead": completion(
+        {"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs.regex", "look"
+    ),
+    "an expression of 70,000 characters": completion(
+        {"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs.regex", "length <= 65536"
+    ),
+    "two shapes": completion({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one"),
+    "no shape": completion({"structured_outputs": {}}, "structured_outputs", "exactly one"),
+    "a shape and a format": completion(
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}},
+        "structured_outputs",
+        "without response_format",
+    ),
+    "1,025 choices": completion(
+        {"structured_outputs": {"choice": ["a"] * 1025}}, "structured_outputs.choice", "length <= 1024"
+    ),
+    "a grammar of nothing": completion({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs.grammar", "x"),
+    "a structural tag": completion({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag", "not served"),
     "a tool without a name": chat({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "missing"),
     "a tool of another type": chat({"tools": [TOOL | {"type": 5}]}, "tools[0].type", "str"),
     "parameters that are no object": chat(
@@ -276,13 +312,13 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "no Unicode": (b'{"prompt": "\xff"}', {}, 400, "not JSON"),
     "half a character": (b'{"prompt": "\\ud800"}', {}, 400, "not JSON"),
     "60,000 levels": (
-        b'{"prompt": "x", "structured_outputs": ' + b"[" * 60_000 + b"]" * 60_000 + b"}",
+        b'{"prompt": "x", "structured_outputs": {"json": {"enum": ' + b"[" * 60_000 + b"]" * 60_000 + b"}}}",
         {},
         400,
         "nested too deeply",
     ),
     "10,000 levels of parameters": (
-        b'{"prompt": "x", "structured_outputs": ' + b'{"items":' * 10_000 + b"1" + b"}" * 10_000 + b"}",
+        b'{"prompt": "x", "structured_outputs": {"json": ' + b'{"items":' * 10_000 + b"1" + b"}" * 10_000 + b"}}",
         {},
         400,
         "nested too deeply",
@@ -292,7 +328,7 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
         b'{"prompt": "x", "structured_outputs": {"regex": "' + b"(a+)+" * 2**20 + b'"}}',
         {},
         400,
-        "not served yet",
+        "length <= 65536",
     ),
     "a million lists": (b'{"prompt": "x", "user": [' + b"[]," * 2**20 + b"[]]}", {}, 400, "more than 65536 lists and objects"),
     "a million objects behind a quotation mark": (

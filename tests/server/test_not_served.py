@@ -15,15 +15,16 @@ from blocktable.server.openapi import document
 from blocktable.server.protocol.chat import TAKEN_NAMES, ChatRequest, Message
 from blocktable.server.protocol.completions import CompletionRequest
 from blocktable.server.protocol.generation import SAMPLING, StreamOptions
+from blocktable.server.protocol.structured import StructuredOutputs
 from blocktable.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 
-KINDS: list[Any] = [CompletionRequest, ChatRequest, Message, StreamOptions, TokenizeRequest, DetokenizeRequest]
-
-BY_OTHER_NAMES = {"response_format": "structured_outputs"}
-"""What OpenAI calls options of `SamplingParams`."""
+KINDS: list[Any] = [
+    CompletionRequest, ChatRequest, Message, StreamOptions, StructuredOutputs, TokenizeRequest, DetokenizeRequest
+]  # fmt: skip
 
 OURS_ALONE = {
-    "annotations", "audio", "chat_template", "continue_final_message", "continuous_usage_stats", "documents", "echo",
+    "annotations", "audio", "chat_template", "continue_final_message", "continuous_usage_stats",
+    "disable_additional_properties", "disable_fallback", "documents", "echo", "structural_tag",
     "function_call", "functions", "metadata", "modalities", "parallel_tool_calls", "prediction", "reasoning_effort", "refusal",
     "service_tier", "store", "suffix", "tool_choice", "web_search_options",
 }  # fmt: skip
@@ -36,7 +37,7 @@ def refused_fields() -> set[str]:
 
 def served_by_the_engine(not_served: dict[str, object]) -> set[str]:
     """Fields that are refused here although the engine has them."""
-    return {name for name in refused_fields() - OURS_ALONE if BY_OTHER_NAMES.get(name, name) not in not_served}
+    return {name for name in refused_fields() - OURS_ALONE if name not in not_served}
 
 
 def test_nothing_is_refused_that_the_engine_serves() -> None:
@@ -47,8 +48,8 @@ def test_nothing_is_refused_that_the_engine_serves() -> None:
 
 def test_a_feature_that_lands_is_noticed() -> None:
     """The check above can fail."""
-    landed = {name: off for name, off in NOT_SERVED.items() if name not in ("structured_outputs", "prompt_logprobs")}
-    assert served_by_the_engine(landed) == {"structured_outputs", "response_format", "prompt_logprobs"}
+    landed = {name: off for name, off in NOT_SERVED.items() if name not in ("use_beam_search", "prompt_logprobs")}
+    assert served_by_the_engine(landed) == {"use_beam_search", "prompt_logprobs"}
 
 
 def test_the_engine_refuses_them_itself() -> None:
@@ -60,7 +61,7 @@ def test_the_engine_refuses_them_itself() -> None:
 def test_every_option_of_the_engine_can_be_said_or_is_refused_by_name() -> None:
     """One of vLLM's options is no unknown field here, but for what clients have no business with."""
     inside = {"detokenize", "output_kind", "n"}
-    said_in_two_ways = {"logprobs"}
+    said_in_two_ways = {"logprobs", "structured_outputs"}
     known = {field.name for field in msgspec.structs.fields(CompletionRequest)}
     options = {name for name, one in inspect.signature(SamplingParams).parameters.items() if one.kind is one.KEYWORD_ONLY}
     assert options - inside - said_in_two_ways == set(SAMPLING)

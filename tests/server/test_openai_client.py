@@ -2,7 +2,10 @@
 should be."""
 
 import asyncio
+import json
+import re
 
+import jsonschema_rs
 import openai
 import pytest
 
@@ -84,6 +87,50 @@ def test_an_async_client_reads_many_streams_at_once(server: Live) -> None:
     for place, text in enumerate(texts):
         ask = {"prompt": [place, 2, 3], "temperature": 0, "max_tokens": 20, "ignore_eos": True}
         assert client.post("/v1/completions", json=ask).json()["choices"][0]["text"] == text
+
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 99}, "is": {"enum": ["near", "far"]}},
+    "required": ["x", "is"],
+    "additionalProperties": False,
+}
+AS_POINT = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}
+
+
+def test_an_answer_keeps_to_its_schema_streamed_or_not(client: openai.OpenAI, engine: AsyncLLM) -> None:
+    more = {"structured_outputs": {"json": POINT, "disable_any_whitespace": True}}
+    for ask in ({"response_format": AS_POINT}, {"extra_body": more}):
+        for seed in range(4):
+            ask = {"model": "tiny", "messages": MESSAGES, "seed": seed, "max_tokens": 200} | ask
+            whole = client.chat.completions.create(**ask).choices[0]
+            assert whole.finish_reason == "stop"
+            assert jsonschema_rs.is_valid(POINT, json.loads(whole.message.content or ""))
+            stream = list(client.chat.completions.create(**ask, stream=True))
+            assert "".join(piece.choices[0].delta.content or "" for piece in stream) == whole.message.content
+            assert stream[-1].choices[0].finish_reason == "stop"
+    check_empty(engine)
+
+
+def test_other_shapes_of_completions(client: openai.OpenAI) -> None:
+    for shape, right in (
+        ({"choice": ["yes", "no"]}, "yes|no"),
+        ({"regex": "a{2,4}b"}, "a{2,4}b"),
+        ({"grammar": 'start: "x"'}, "x"),
+    ):
+        ask = {"model": "tiny", "prompt": "Hello", "n": 3, "seed": 1, "extra_body": {"structured_outputs": shape}}
+        for choice in client.completions.create(**ask).choices:
+            assert re.fullmatch(right, choice.text)
+            assert choice.finish_reason == "stop"
+    anything = client.chat.completions.create(model="tiny", messages=MESSAGES, response_format={"type": "text"}, max_tokens=3)
+    assert anything.choices[0].finish_reason == "length"
+
+
+def test_a_schema_that_nothing_satisfies_is_a_bad_request(client: openai.OpenAI) -> None:
+    nothing = {"type": "json_schema", "json_schema": {"name": "none", "schema": {"enum": []}}}
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.chat.completions.create(model="tiny", messages=MESSAGES, response_format=nothing)
+    assert (refusal.value.param, refusal.value.code) == ("response_format", "invalid_grammar")
 
 
 def test_several_answers_share_the_prompt_and_differ_by_seed(client: openai.OpenAI, engine: AsyncLLM) -> None:

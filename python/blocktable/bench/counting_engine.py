@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..engine.config import EngineConfig
     from ..engine.intake import Intake
     from ..engine.step_loop import StepLoop
+    from ..sampling.grammar import Grammars
     from ..text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 272
@@ -80,6 +81,7 @@ class CountingEngine:
     sizing: Any
     loop: StepLoop
     tokenizer: Tokenizer
+    grammars: Grammars
     max_model_len: int
     model: CountingModel
 
@@ -94,6 +96,7 @@ class CountingEngine:
     def close(self) -> None:
         """End it."""
         self.loop.close()
+        self.grammars.close()
         self.model.close()
 
 
@@ -115,17 +118,19 @@ def engine_of(counting: CountingModel, model: str, options: Mapping[str, Any]) -
 
     from ..engine.config import EngineConfig
     from ..engine.step_loop import StepLoop
+    from ..sampling.grammar import Grammars
     from ..sampling.random_numbers import SeedSource
     from ..sampling.sampler import Sampler
 
     torch.set_num_threads(1)
     config = replace(EngineConfig.from_options({**options, "model": model}), dtype="float32", device="cpu")
     max_model_len = config.max_model_len or MAX_MODEL_LEN
+    words = _tokenizer(model)
     loop = StepLoop(
         scheduler=_scheduler(config, max_model_len),
         runner=counting,
         sampler=Sampler(config.max_num_seqs, VOCAB_SIZE),
-        tokenizer=_tokenizer(model),
+        tokenizer=words,
         seeds=SeedSource(config.seed),
         num_rows=config.max_num_seqs,
         max_step_retries=config.max_step_retries,
@@ -136,7 +141,8 @@ def engine_of(counting: CountingModel, model: str, options: Mapping[str, Any]) -
         loaded=SimpleNamespace(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({END_ID})),
         sizing=SimpleNamespace(block_size=config.block_size, num_blocks=config.num_blocks, bytes_per_block=4096),
         loop=loop,
-        tokenizer=_tokenizer(model),
+        tokenizer=words,
+        grammars=Grammars(words, VOCAB_SIZE),
         max_model_len=max_model_len,
         model=counting,
     )

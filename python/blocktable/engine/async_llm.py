@@ -45,6 +45,8 @@ class AsyncLLM:
 
     def __init__(self, model: Any, *, tokenizer: Any = None, **options: Any) -> None:
         engine = build_engine(model, tokenizer, options)
+        if engine.grammars is not None:
+            engine.grammars.prepare()
         self._engine = engine
         self._intake = engine.intake
         self._readers = ThreadPoolExecutor(max(1, min(usable_cpus() - 1, MAX_READERS)), "blocktable-prompts")
@@ -97,7 +99,7 @@ class AsyncLLM:
         def read() -> Job:
             return self._intake.job(prompt, sampling_params, Wishes.of(wishes))
 
-        return self._answers(read, sampling_params, request_id, is_long=_is_long(prompt))
+        return self._answers(read, sampling_params, request_id, is_long=_is_long(prompt) or _is_shaped(sampling_params))
 
     def chat(
         self,
@@ -315,3 +317,8 @@ def _is_long(prompt: Any) -> bool:
     if isinstance(prompt, Mapping):
         prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
     return isinstance(prompt, str | Sequence) and len(prompt) >= LONG_PROMPT
+
+
+def _is_shaped(params: SamplingParams | None) -> bool:
+    """Whether a grammar has to be compiled."""
+    return isinstance(params, SamplingParams) and params.structured_outputs is not None

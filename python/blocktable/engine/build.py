@@ -26,6 +26,7 @@ from ..model.layer_groups import group_layers
 from ..model.loader import LoadedModel, load_model, unwrap_model, wrap_model
 from ..model.runner import ModelRunner
 from ..model.source import resolve_source
+from ..sampling.grammar import Grammars
 from ..sampling.random_numbers import SeedSource
 from ..sampling.sampler import Sampler
 from ..text.tokenizer import Tokenizer
@@ -51,6 +52,8 @@ class Engine:
     config: EngineConfig
     loaded: LoadedModel
     tokenizer: Tokenizer | None
+    grammars: Grammars | None
+    """None without a tokenizer."""
     sizing: KVSizing
     loop: StepLoop
     lent: PreTrainedModel | None
@@ -71,6 +74,8 @@ class Engine:
         try:
             self.loop.close()
         finally:
+            if self.grammars is not None:
+                self.grammars.close()
             if self.lent is not None:
                 _give_back(self.lent)
 
@@ -183,7 +188,15 @@ def _assemble(
         crash_reporter=CrashReporter(scheduler, num_bytes=config.crash_report_bytes, folder=config.crash_report_folder),
         overlap_depth=config.overlap_depth,
     )
-    return Engine(config=config, loaded=loaded, tokenizer=tokenizer, sizing=sizing, loop=loop, lent=lent)
+    return Engine(
+        config=config,
+        loaded=loaded,
+        tokenizer=tokenizer,
+        grammars=None if tokenizer is None else Grammars(tokenizer, loaded.vocab_size),
+        sizing=sizing,
+        loop=loop,
+        lent=lent,
+    )
 
 
 def _settle_config(config: EngineConfig, loaded: LoadedModel) -> EngineConfig:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import InvalidInputError, UnknownOptionError
+from ..sampling.grammar import Grammar
 from ..sampling.params import ResolvedSampling, SamplingParams
 from .request import Prompt, read_chats, read_prompts
 
@@ -99,6 +100,8 @@ class Job:
     prompt: Prompt
     sampling: ResolvedSampling
     wishes: Wishes = NO_WISHES
+    grammar: Grammar | None = None
+    """The shape of its text."""
 
 
 class Intake:
@@ -106,6 +109,7 @@ class Intake:
 
     def __init__(self, engine: Engine) -> None:
         self._tokenizer = engine.tokenizer
+        self._grammars = engine.grammars
         self._vocab_size = engine.loaded.vocab_size
         self._eos_token_ids = engine.loaded.eos_token_ids
         self._max_model_len = engine.max_model_len
@@ -147,7 +151,8 @@ class Intake:
                 "sampling_params", f"{len(every)} for {len(prompts)} prompts", "must be one for each prompt"
             )
         return [
-            Job(prompt, self._resolve(place, prompt, one), wishes) for place, (prompt, one) in enumerate(zip(prompts, every))
+            Job(prompt, self._resolve(place, prompt, one), wishes, self._grammar(one))
+            for place, (prompt, one) in enumerate(zip(prompts, every))
         ]
 
     def _resolve(self, place: int, prompt: Prompt, params: Any) -> ResolvedSampling:
@@ -163,3 +168,11 @@ class Intake:
             max_logprobs=self._max_logprobs,
             encode=None if self._tokenizer is None else partial(self._tokenizer.encode, add_special_tokens=False),
         )
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        """Raises `InvalidGrammarError`, or `MissingExtraError`."""
+        if params.structured_outputs is None:
+            return None
+        if self._grammars is None:
+            raise InvalidInputError("structured_outputs", params.structured_outputs, "this engine has no tokenizer")
+        return self._grammars.compile(params.structured_outputs)

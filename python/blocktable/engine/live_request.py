@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import _core
+from ..sampling.grammar import Guide
 from ..sampling.params import ResolvedSampling
 from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
@@ -65,6 +66,8 @@ class LiveRequest:
     is_ended: bool = False
     index: int = 0
     """Which answer of its request it is."""
+    guide: Guide | None = field(default=None, repr=False)
+    """Where it stands in the grammar that its text follows."""
     family: Family | None = field(default=None, repr=False)
     """All answers of its request, if there are several."""
     logprobs: LogprobLog | None = None
@@ -87,6 +90,11 @@ class LiveRequest:
     def take_token(self, token_id: int, *, ended_by_token: bool) -> str:
         """One more output token of a request whose text runs along: the piece of text that it made whole, perhaps none."""
         return "" if self.text is None else self.text.push((token_id,), ended_by_token=ended_by_token)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody looks at each of its tokens as it comes."""
+        return self.text is not None or self.guide is not None
 
     def give(self, piece: str, token_id: int) -> None:
         """Hand out a streamed token and the text that it made whole."""
@@ -121,12 +129,12 @@ class LiveRequest:
     def _tell_why(self, answer: CompletionOutput, code: int, text: OutputText, token_ids: list[int]) -> None:
         answer.finish_reason = self._finish_reason(code, text)
         if answer.finish_reason == "abort":
-            answer.stop_reason = ABORTS.get(code)
+            answer.stop_reason = ABORTS.get(code) if self.guide is None or self.guide.failure is None else "grammar"
         if answer.finish_reason != "stop":
             return
         if text.stop_string is not None:
             answer.stop_reason = text.stop_string
-        elif token_ids:
+        elif token_ids and self.is_end_token(code, token_ids[-1:]):
             answer.stop_reason = self.sampling.stop_reason(token_ids[-1])
 
     def _finish_reason(self, code: int, text: OutputText) -> FinishReason:

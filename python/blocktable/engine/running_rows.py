@@ -24,15 +24,16 @@ class RunningRows:
         self.outputs = OutputRows(num_rows)
         self._sampler = sampler
         self._requests: list[LiveRequest | None] = [None] * num_rows
-        self._has_text = np.zeros(num_rows, dtype=np.bool_)
+        self._is_heard = np.zeros(num_rows, dtype=np.bool_)
 
     def enter(self, request: LiveRequest, row: int) -> None:
         """`request` gets `row`, with what it had made before it lost another one."""
         request.row = row
         self._requests[row] = request
-        self._has_text[row] = request.text is not None
+        self._is_heard[row] = request.is_heard
         self.outputs.open(row, request.saved)
-        self._sampler.set_row(row, request.sampling, request.seed, request.prompt.array, request.saved.token_ids)
+        history = request.prompt.array, request.saved.token_ids
+        self._sampler.set_row(row, request.sampling, request.seed, *history, request.guide)
 
     def leave(self, request: LiveRequest) -> None:
         """`request` gives its row up, if it has one, and keeps its outputs."""
@@ -42,7 +43,7 @@ class RunningRows:
         request.saved = self.outputs.read(row)
         request.row = None
         self._requests[row] = None
-        self._has_text[row] = False
+        self._is_heard[row] = False
         self.outputs.close(row)
         self._sampler.clear_row(row)
 
@@ -63,8 +64,8 @@ class RunningRows:
                 yield request
 
     def speaking(self, rows: NDArray[np.int32], ids: NDArray[np.int64]) -> Iterator[tuple[LiveRequest, int]]:
-        """(request, its new token) for those of `rows` whose text runs along."""
-        chosen = np.flatnonzero(self._has_text[rows])
+        """(request, its new token) for those of `rows` whose text or grammar runs along."""
+        chosen = np.flatnonzero(self._is_heard[rows])
         if not chosen.size:
             return
         for row, token_id in zip(rows[chosen].tolist(), ids[chosen].tolist()):

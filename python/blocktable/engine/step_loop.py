@@ -153,6 +153,7 @@ class StepLoop:
                     family=family,
                     logprobs=None if sampling.num_logprobs is None else LogprobLog(sampling.num_logprobs),
                     tokenizer=self._tokenizer,
+                    guide=None if job.grammar is None else job.grammar.guide(sampling.eos_token_ids),
                 )
                 if family is not None:
                     family.members.append(member)
@@ -410,22 +411,38 @@ class StepLoop:
             request.num_cached, request.scheduled_ns = first.num_cached, first.scheduled_ns
             request.saved = SavedOutputs(np.array([token_id], dtype=np.int32), now_ns, now_ns)
             code = ended.pop(request.id, None)
-            if request.text is not None:
+            if request.is_heard:
                 self._speak(request, token_id, code)
             elif code is not None:
                 self._end(request, code)
 
     def _speak(self, request: LiveRequest, token_id: int, code: int | None) -> None:
-        """Bring the text of a request on by one token; end it if the core did (`code`), or if it reached a stop string."""
+        """Bring text and grammar of a request on by a token; end it if the core did (`code`), or if one of them is complete."""
         by_token = code is not None and request.is_end_token(code, [token_id])
         piece = request.take_token(token_id, ended_by_token=by_token)
-        if code is None and request.text is not None and request.text.stop_string is not None:
-            self.scheduler.finish(request.id)
-            code = _core.END_FINISHED_STOP
+        if code is None:
+            code = self._end_of_text(request, token_id)
         if code is not None:
             self._end(request, code, piece=piece, is_new=True)
         elif request.is_streamed:
             request.give(piece, token_id)
+
+    def _end_of_text(self, request: LiveRequest, token_id: int) -> int | None:
+        """The code of the end that a stop string brings, or a grammar after which nothing can follow."""
+        guide = request.guide
+        if request.text is not None and request.text.stop_string is not None:
+            code = _core.END_FINISHED_STOP
+        elif guide is None:
+            return None
+        else:
+            guide.take(token_id)
+            if not guide.is_over:
+                return None
+            code = _core.END_FINISHED_STOP if guide.failure is None else _core.END_ABORTED
+        if code == _core.END_ABORTED:
+            logger.warning("request %d ends: its grammar cannot go on: %s", request.id, request.guide and request.guide.failure)
+        self.scheduler.finish(request.id)
+        return code
 
     def _survive(self, plan: Plan, error: Exception) -> None:
         """The model failed: undo the step, and the one planned since. It will be planned again, unless it failed too often."""

@@ -30,6 +30,13 @@ def mask(logits: torch.Tensor, entries: Ids, ids: Ids) -> None:
         logits[sent(entries, logits), sent(ids, logits)] = -torch.inf
 
 
+def keep(logits: torch.Tensor, entries: Ids, allowed: NDArray[np.bool_]) -> None:
+    """Only what is `allowed` [entries, vocab] of these entries can be chosen."""
+    places, kept = sent(entries, logits), sent(allowed, logits)
+    with torch.inference_mode():
+        logits[places] = logits[places].masked_fill(~kept, -torch.inf)
+
+
 def apply(logits: torch.Tensor, rules: Sequence[tuple[int, RowRules]]) -> None:
     """What `RowRules.apply` does, to each of these (entry, its rules)."""
     allowed = [(entry, one.allowed) for entry, one in rules if one.allowed is not None]

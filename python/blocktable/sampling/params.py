@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import InvalidInputError, UnknownOptionError
 from . import checks
+from .structured import StructuredOutputsParams, read_structured
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would leave one candidate anyway, or overflow."""
@@ -66,7 +67,6 @@ NOT_SERVED: dict[str, object] = {
     "repetition_detection": None,
     "spaces_between_special_tokens": True,
     "stream_interval": None,
-    "structured_outputs": None,
     "thinking_token_budget": None,
     "truncate_prompt_tokens": None,
     "use_beam_search": False,
@@ -139,6 +139,9 @@ class SamplingParams:
     """The text leaves out special tokens."""
     detokenize: bool
     """False: no text, only token ids."""
+    structured_outputs: StructuredOutputsParams | None
+    """The shape that the text must have: a JSON schema, a regular expression, one of some texts, a grammar. A mapping of its
+    options will do."""
     output_kind: RequestOutputKind
     """What the outputs of `AsyncLLM` hold. `LLM.generate` always gives the whole, `LLM.stream` always what is new."""
 
@@ -166,6 +169,7 @@ class SamplingParams:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         detokenize: bool = True,
+        structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None,
         output_kind: RequestOutputKind | int | None = RequestOutputKind.CUMULATIVE,
         **others: object,
     ) -> None:
@@ -196,6 +200,7 @@ class SamplingParams:
             "include_stop_str_in_output": checks.flag("include_stop_str_in_output", include_stop_str_in_output),
             "skip_special_tokens": checks.flag("skip_special_tokens", skip_special_tokens),
             "detokenize": checks.flag("detokenize", detokenize),
+            "structured_outputs": read_structured(structured_outputs),
             "output_kind": _output_kind(output_kind),
         }
         for name, value in checked.items():
@@ -206,8 +211,18 @@ class SamplingParams:
         """Bounds of one option that another one sets."""
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidInputError("min_tokens", self.min_tokens, f"must be at most max_tokens, which is {self.max_tokens}")
+        if self.structured_outputs is not None:
+            self._check_shape()
         if self.stop and not self.detokenize:
             raise InvalidInputError("stop", self.stop, "needs text: leave detokenize on, or use stop_token_ids")
+
+    def _check_shape(self) -> None:
+        """Whatever else forbids tokens might leave none of those that the shape needs."""
+        others = [name for name in ("allowed_token_ids", "bad_words") if getattr(self, name)]
+        if self.min_tokens and self.stop_token_ids:
+            others.append("min_tokens with stop_token_ids")
+        if others:
+            raise InvalidInputError("structured_outputs", self.structured_outputs, f"goes without {' and '.join(others)}")
 
     def resolve(
         self,

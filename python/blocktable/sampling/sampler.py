@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ..errors import BlocktableError
 from . import device
 from .draw import RowDraw
+from .grammar import Guide
 from .logprobs import HostLogprobs, RawRows, StepLogprobs, empty
 from .params import ResolvedSampling
 from .random_numbers import uniforms
@@ -84,6 +85,7 @@ class Sampler:
         self._num_asking = 0
         self._rules: dict[int, RowRules] = {}  # by row, of those that ask for any
         self._has_rules = np.zeros(num_rows, dtype=np.bool_)
+        self._guides: dict[int, Guide] = {}  # by row, of those whose text follows a grammar
 
     def set_row(
         self,
@@ -92,11 +94,13 @@ class Sampler:
         seed: int,
         prompt: NDArray[np.integer] | None = None,
         outputs: NDArray[np.integer] | None = None,
+        guide: Guide | None = None,
     ) -> None:
         """Row `row` belongs to a request from now on.
 
         `seed` (64 bits, signed) is the request's own or the one drawn for it; after a preemption the same one again. Its
-        history is `prompt` [T] and the `outputs` that it has made before; what comes later is told by `note`.
+        history is `prompt` [T] and the `outputs` that it has made before; what comes later is told by `note`. `guide`
+        says which tokens may come next; whoever made it tells it what came.
         """
         self.clear_row(row)
         if resolved.num_logprobs is not None:
@@ -114,6 +118,8 @@ class Sampler:
         if resolved.end_token_ids:
             self._min_tokens[row] = resolved.min_tokens
             self._set_end_ids(row, resolved.end_token_ids)
+        if guide is not None:
+            self._guides[row] = guide
 
     def clear_row(self, row: int) -> None:
         """Row `row` belongs to nobody: back to greedy without masks."""
@@ -130,6 +136,7 @@ class Sampler:
             self._num_asking -= 1
         if self._rules.pop(row, None) is not None:
             self._has_rules[row] = False
+        self._guides.pop(row, None)
 
     def note(self, rows: NDArray[np.integer], ids: NDArray[np.int64]) -> None:
         """Output tokens that are confirmed: one more for each of `rows` [K], `ids` [K]."""
@@ -159,6 +166,8 @@ class Sampler:
         if self._rules:
             self._apply_rules(logits, rows)
         self._mask_ends(logits, rows, positions)
+        if self._guides:
+            self._mask_grammars(logits, rows)
         ids, largest = raw.best(logits) if isinstance(raw, device.Raw) else _best(logits)
         drawn = np.flatnonzero(self._is_random[rows] & np.isfinite(largest))
         if drawn.size:
@@ -225,6 +234,19 @@ class Sampler:
             logits.numpy()[entries, ends] = -np.inf
             return
         device.mask(logits, entries, ends)
+
+    def _mask_grammars(self, logits: torch.Tensor, rows: NDArray[np.integer]) -> None:
+        """Only what a row's grammar allows can be chosen. A sequence that ended, whose row ran ahead, is left as it is."""
+        guided = [(at, self._guides[row]) for at, row in enumerate(rows.tolist()) if row in self._guides]
+        guided = [(at, guide) for at, guide in guided if not guide.is_over]
+        if not guided:
+            return
+        if _is_on_host(logits):
+            table = logits.numpy()
+            for at, guide in guided:
+                np.copyto(table[at], -np.inf, where=~guide.allowed)
+            return
+        device.keep(logits, np.array([at for at, _ in guided]), np.stack([guide.allowed for _, guide in guided]))
 
     def _draw_rows(
         self,

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
@@ -100,7 +100,8 @@ def _received(connection: socket.socket) -> bytes:
 
 
 class EngineProcess:
-    """One engine behind one socket. Orders are carried out on the thread that reads them."""
+    """One engine behind one socket. Orders are carried out on the thread that reads them, but for requests with a grammar,
+    which may take a while to compile: they have a thread beside it, and are queued when they come out of it."""
 
     def __init__(self, connection: socket.socket, launch: Launch) -> None:
         from .engine_sender import Sender
@@ -111,6 +112,10 @@ class EngineProcess:
         self._engine: Engine | None = None
         self._intake: Intake | None = None
         self._tickets: dict[int, Ticket] = {}
+        self._compiler = ThreadPoolExecutor(1, "blocktable-grammars")
+        self._compiling: set[int] = set()  # numbers of requests that are there and that nobody has left
+        # Held where a request comes out of there, and where one is left: it is found in one place or the other.
+        self._moving = threading.Lock()
         self._sender: Sender = Sender(connection, beat_s=launch.beat_s, beat=self._beat, on_end=self._forget)
         # Not here, or nobody would hear the socket while a large model is loaded.
         threading.Thread(target=self._build, name="blocktable-build", daemon=True).start()
@@ -118,14 +123,17 @@ class EngineProcess:
     def carry_out(self, order: Submit | Abort | Ask) -> None:
         """One order. Raises nothing: what goes wrong is answered."""
         if isinstance(order, Submit):
-            try:
-                self._submit(order)
-            except Exception as error:  # noqa: BLE001 - one request's refusal, which its reader gets
-                self._sender.post(Refused(order.number, ErrorRecord.of(error)))
+            if "structured_outputs" in order.request.sampling:
+                self._compiling.add(order.number)
+                self._compiler.submit(self._try_submit, order)
+            else:
+                self._try_submit(order)
         elif isinstance(order, Abort):
-            ticket = self._tickets.get(order.number)
-            if ticket is not None:
-                self._running().abort(ticket)
+            with self._moving:
+                self._compiling.discard(order.number)
+                ticket = self._tickets.get(order.number)
+                if ticket is not None:
+                    self._running().abort(ticket)
         else:
             try:
                 self._answer(order)
@@ -146,6 +154,8 @@ class EngineProcess:
             module, _, name = self._launch.builder.partition(":")
             build = getattr(import_module(module), name)
             engine: Engine = build(self._launch.model, self._launch.tokenizer, self._launch.options)
+            if engine.grammars is not None:
+                engine.grammars.prepare()
             from ..engine.step_thread import StepThread
 
             self._engine, self._intake = engine, engine.intake
@@ -184,6 +194,12 @@ class EngineProcess:
         scheduler = self._engine.loop.scheduler
         return Beat(scheduler.num_running, scheduler.num_waiting, scheduler.stats()["steps"], self._thread.still_s())
 
+    def _try_submit(self, order: Submit) -> None:
+        try:
+            self._submit(order)
+        except Exception as error:  # noqa: BLE001 - one request's refusal, which its reader gets
+            self._sender.post(Refused(order.number, ErrorRecord.of(error)))
+
     def _submit(self, order: Submit) -> None:
         from ..engine.intake import Wishes
         from ..engine.step_thread import Ticket
@@ -204,12 +220,16 @@ class EngineProcess:
         job = self._intake.job(prompt, params, wishes)
         mailbox = WireMailbox(thread.outbox, thread.name(request.request_id), kind, order.number, self._sender)
         ticket = Ticket(mailbox=mailbox, job=job, kind=kind)
-        self._tickets[order.number] = ticket
-        try:
-            thread.submit(ticket)
-        except BaseException:
-            self._forget(order.number)
-            raise
+        with self._moving:
+            if job.grammar is not None and order.number not in self._compiling:
+                return
+            self._compiling.discard(order.number)
+            self._tickets[order.number] = ticket
+            try:
+                thread.submit(ticket)
+            except BaseException:
+                self._forget(order.number)
+                raise
 
     def _forget(self, number: int) -> None:
         self._tickets.pop(number, None)

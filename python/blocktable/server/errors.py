@@ -13,7 +13,9 @@ import math
 from ..errors import (
     BlocktableError,
     EngineDeadError,
+    InvalidGrammarError,
     InvalidInputError,
+    MissingExtraError,
     NeverFitsError,
     QueueFullError,
     ShutDownError,
@@ -70,6 +72,12 @@ def api_error(error: BaseException) -> ApiError:
             return error
         case UnknownOptionError():
             return ApiError(400, str(error), param=error.field, code="unknown_field")
+        case InvalidGrammarError():
+            return ApiError(400, str(error), param=error.field, code="invalid_grammar")
+        case MissingExtraError():
+            return ApiError(
+                400, f"{error.what} is not served here: {error.missing} is not installed", param=error.what, code="not_served"
+            )
         case InvalidInputError():
             code = "not_served" if "not served" in error.bound else "invalid_value"
             if error.bound == LEAVE_A_CHOICE:

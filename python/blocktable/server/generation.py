@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ..errors import InvalidGrammarError, InvalidInputError
 from ..sampling.params import SamplingParams, child_seed
+from ..sampling.structured import TOGETHER
 from .answers import check_end, merged
 from .engine_client import EngineRequest, Piece, PieceLogprobs
 from .errors import disagree, refused
@@ -93,6 +95,7 @@ class Generation:
         self._reader = serving.reader
         self.writer: ChatWriter | CompletionWriter | None = None
         """Of log probabilities, if they were asked for."""
+        self._has_format = ask.response_format is not None
         self._num_prompt_tokens = sum(map(len, prompts))
         deadlines = [one for one in (ask.deadline_s, serving.limits.max_request_s) if one is not None]
         at_once = min(self.n, serving.engine.info.max_num_seqs)
@@ -117,17 +120,22 @@ class Generation:
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """(which answer, what is new in it). Leaving it ends all answers."""
         streams = {first: self._engine.generate(request) for first, request in self._requests.items()}
-        if len(streams) == 1:  # the usual case has a layer less for each piece
-            async with aclosing(streams[0]) as only:
-                async for piece in only:
-                    self.tallies[piece.index].add(piece)
-                    yield piece.index, piece
-            return
-        async with aclosing(merged(streams)) as stream:
-            async for first, piece in stream:
-                place = first + piece.index
-                self.tallies[place].add(piece)
-                yield place, piece
+        try:
+            if len(streams) == 1:  # the usual case has a layer less for each piece
+                async with aclosing(streams[0]) as only:
+                    async for piece in only:
+                        self.tallies[piece.index].add(piece)
+                        yield piece.index, piece
+                return
+            async with aclosing(merged(streams)) as stream:
+                async for first, piece in stream:
+                    place = first + piece.index
+                    self.tallies[place].add(piece)
+                    yield place, piece
+        except InvalidGrammarError as error:
+            if self._has_format:
+                raise InvalidGrammarError("response_format", error.value, error.bound) from None
+            raise
 
     async def to_the_end(self) -> None:
         """Wait for all answers."""
@@ -164,12 +172,19 @@ def check_together(serving: Serving, ask: GenerationRequest, sampling: dict[str,
     if ask.num_logprobs is not None and ask.num_logprobs > most:
         field = "top_logprobs" if "top_logprobs" in ask.__struct_fields__ else "logprobs"
         raise refused(field, f"must be 0..{most}, and is {ask.num_logprobs}")
+    if ask.structured_outputs is not None and ask.response_format is not None:
+        raise disagree("structured_outputs", "goes without response_format")
     if ask.stream_options is not None and not ask.stream:
         raise disagree("stream_options", "goes with stream=true only")
     max_tokens = sampling.get("max_tokens", DEFAULT_MAX_TOKENS)
     if max_tokens is not None and sampling.get("min_tokens", 0) > max_tokens:
         raise disagree("min_tokens", f"must be at most max_tokens, which is {max_tokens}")
-    SamplingParams(**sampling)
+    try:
+        SamplingParams(**sampling)
+    except InvalidInputError as error:
+        if error.field in TOGETHER:
+            raise disagree(error.field, error.bound) from None
+        raise
 
 
 def _part(sampling: dict[str, Any], first: int, count: int) -> dict[str, Any]:

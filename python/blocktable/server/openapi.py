@@ -18,6 +18,7 @@ from .operation import Operation
 from .protocol.chat import Message
 from .protocol.error import ErrorReply
 from .protocol.generation import StreamOptions
+from .protocol.structured import StructuredOutputs
 from .serving import Serving
 
 REFERENCE = "#/components/schemas/{name}"
@@ -85,7 +86,7 @@ def _schemas(operations: list[Operation], info: EngineInfo) -> dict[str, Any]:
     bodies = [one.body for one in operations if one.body is not None]
     kinds = [*bodies, *(one.reply for one in operations), ErrorReply]
     _, schemas = msgspec.json.schema_components(list(dict.fromkeys(kinds)), ref_template=REFERENCE)
-    with_off: list[Any] = [*bodies, Message, StreamOptions]
+    with_off: list[Any] = [*bodies, Message, StreamOptions, StructuredOutputs]
     for kind in with_off:
         for name, values in kind.OFF.items():
             schemas[kind.__name__]["properties"][name] = {"enum": [None, *values], "description": "Not served yet."}

@@ -13,7 +13,9 @@ from ..errors import (
     BlocktableError,
     EndpointError,
     EngineDeadError,
+    InvalidGrammarError,
     InvalidInputError,
+    MissingExtraError,
     ModelLoadError,
     NeverFitsError,
     NoSuchBlockError,
@@ -134,6 +136,7 @@ Order = Launch | Submit | Abort | Ask | Stop
 Report = Ready | Pieces | Refused | Beat | Answer | Dead
 
 _PARTS: dict[type[Exception], tuple[str, ...]] = {
+    InvalidGrammarError: ("field", "value", "bound"),
     InvalidInputError: ("field", "value", "bound"),
     NeverFitsError: ("needed", "usable"),
     QueueFullError: ("limit", "what", "waiting", "retry_after_us"),
@@ -143,9 +146,10 @@ _PARTS: dict[type[Exception], tuple[str, ...]] = {
     EngineDeadError: ("reason",),
     ModelLoadError: ("model", "reason"),
     UnsupportedModelError: ("model", "reason"),
+    MissingExtraError: ("what", "extra", "missing"),
     EndpointError: ("endpoint", "reason"),
 }
-"""How each error is made again: the attributes that are its arguments."""
+"""How each error is made again: the attributes that are its arguments. A class stands before those that it is one of."""
 
 MAX_SHOWN = 200
 

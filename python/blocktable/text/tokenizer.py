@@ -108,11 +108,15 @@ class Tokenizer:
         """Characters of the longest token in the vocabulary: a text of n characters has at least n / longest of them."""
         return max(map(len, self._native.get_vocab(with_added_tokens=True)), default=1)
 
+    def native_text(self) -> str:
+        """The native tokenizer in its own JSON; it neither pads nor cuts."""
+        return self._native.to_str()
+
     def parts(self) -> TokenizerParts:
         """The same tokenizer as plain values, for another process: `Tokenizer(parts)`."""
         return TokenizerParts(
             name_or_path=str(self._loaded.name_or_path),
-            native=self._native.to_str(),
+            native=self.native_text(),
             encode_special_tokens=self._native.encode_special_tokens,
             eos_token_id=self.eos_token_id,
             chat_template=self._loaded.chat_template,

@@ -116,7 +116,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         "parallel_tool_calls": (True,),
         "prediction": (),
         "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "tool_choice": ("none", "auto"),
@@ -148,7 +147,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     parallel_tool_calls: NotServed = None
     prediction: NotServed = None
     reasoning_effort: NotServed = None
-    response_format: NotServed = None
     service_tier: NotServed = None
     store: NotServed = None
     tool_choice: NotServed = None

@@ -43,9 +43,11 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length", "abort"] | None
-    """`abort`: `deadline_s` was over, or the memory did not suffice for it alone; `stop_reason` tells which."""
+    """`abort`: `deadline_s` was over, the memory did not suffice for it alone, or its grammar cost too much;
+    `stop_reason` tells which."""
     stop_reason: int | str | None = None
-    """The stop string, the stop token id, `deadline`, `capacity`; null for the model's own end."""
+    """The stop string, the stop token id, `deadline`, `capacity`, `grammar`; null for the model's own end, and for
+    a text whose shape is complete."""
 
 
 class CompletionReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from ...sampling.params import (
     MIN_REPETITION_PENALTY,
 )
 from .not_served import NotServed, Off
+from .structured import ResponseFormat, StructuredOutputs
 
 MAX_N = 128
 """Answers to one prompt."""
@@ -77,7 +78,6 @@ GENERATION_OFF: Off = {
     "metadata": ({},),
     "prompt_logprobs": (),
     "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
@@ -122,6 +122,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """The only ones that may be chosen."""
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     """Texts whose tokens do not come, neither as they stand here nor behind a space."""
+    response_format: ResponseFormat | None = None
+    """The shape of the text, as OpenAI says it."""
+    structured_outputs: StructuredOutputs | None = None
+    """The same as vLLM says it, which knows more shapes."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
     """Only prompts with the same salt, of the same tenant, share cached blocks."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
@@ -137,7 +141,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     metadata: NotServed = None
     prompt_logprobs: NotServed = None
     spaces_between_special_tokens: NotServed = None
-    structured_outputs: NotServed = None
     truncate_prompt_tokens: NotServed = None
     use_beam_search: NotServed = None
 
@@ -154,4 +157,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     def sampling(self) -> dict[str, Any]:
         """Arguments of `SamplingParams`: what was said and nothing else."""
         said = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
-        return said if self.num_logprobs is None else said | {"logprobs": self.num_logprobs}
+        said |= {} if self.num_logprobs is None else {"logprobs": self.num_logprobs}
+        shape = self._shape()
+        return said if shape is None else said | {"structured_outputs": shape}
+
+    def _shape(self) -> dict[str, Any] | None:
+        if self.structured_outputs is not None:
+            return self.structured_outputs.options()
+        return None if self.response_format is None else self.response_format.options()

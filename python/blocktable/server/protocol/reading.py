@@ -78,9 +78,10 @@ def _check(record: Any) -> None:
     refuse_not_served(record, record.OFF)
     for message in getattr(record, "messages", None) or ():
         refuse_not_served(message, message.OFF)
-    options = getattr(record, "stream_options", None)
-    if options is not None:
-        refuse_not_served(options, options.OFF)
+    for name in ("stream_options", "structured_outputs"):
+        options = getattr(record, name, None)
+        if options is not None:
+            refuse_not_served(options, options.OFF)
 
 
 def _refusal(message: str, kind: type) -> ApiError:

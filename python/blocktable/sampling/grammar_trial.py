@@ -1,0 +1,170 @@
+"""Compiles a grammar for the first time in a process of its own, which may be killed: some few bytes can ask for hours.
+
+Before: `grammar.py` has a grammar from a client. After: it compiles it where it is needed, knowing that this takes less than
+`TRIAL_CPU_S`. Always: a grammar that takes longer, or more than `TRIAL_BYTES`, costs its own trial and nothing else; the
+process ends with the one that started it. `python -m` runs it: a frame with the tokenizer, then one a grammar, in JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import struct
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+TRIAL_CPU_S = 2
+"""Whole seconds of CPU: a busy machine makes no difference."""
+
+TRIAL_WALL_S = 30.0
+
+TRIAL_BYTES = 2**30
+"""Of memory beside what the tokenizer takes."""
+
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 300_000,  # some 20 ms, where it is compiled
+    "step_lexer_fuel": 70_000,  # some 5 ms a mask
+    "step_max_items": 50_000,  # some 2.5 ms a mask
+    "max_lexer_states": 20_000,  # 1 to 2 kB each
+    "max_grammar_size": 50_000,
+    "max_items_in_row": 2_000,
+}
+"""What one grammar may cost where llguidance counts; times are those that it tells for its units."""
+
+_HEAD = struct.Struct("<I")
+
+
+def start(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, bytes]:
+    """A matcher of that grammar and its first mask. What is wrong stands in the matcher."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(**LIMITS, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
+    return matcher, matcher.compute_bitmask()
+
+
+def make_tokenizer(native: str, num_tokens: int, eos_token_id: int) -> LLTokenizer:
+    """What all grammars of a model share, of a native tokenizer's JSON."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(native, n_vocab=num_tokens, eos_token=eos_token_id)
+
+
+class Trial:
+    """The other process, started at the first trial and again after one that killed it. Safe to call from several threads."""
+
+    def __init__(self, native: str, num_tokens: int, eos_token_id: int) -> None:
+        self._first = {"native": native, "num_tokens": num_tokens, "eos_token_id": eos_token_id}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def check(self, source: str) -> str | None:
+        """Why this grammar is refused: it takes too long. None for any other, right or wrong."""
+        with self._lock:
+            try:
+                process = self._running()
+                _write(process.stdin, {"source": source})
+                _read(process.stdout, time.monotonic() + TRIAL_WALL_S)
+            except (EOFError, TimeoutError, BrokenPipeError):
+                self._end()
+                return f"takes more than {TRIAL_CPU_S} s, or {TRIAL_BYTES >> 20} MiB, to compile"
+            return None
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            command = [sys.executable, "-m", __name__]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            _write(self._process.stdin, self._first)
+            _read(self._process.stdout, time.monotonic() + TRIAL_WALL_S)
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    pipe and pipe.close()
+
+    def __del__(self) -> None:
+        self._end()
+
+
+def main() -> None:
+    """Read frames until there are no more."""
+    hear, tell = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    try:
+        tokenizer = make_tokenizer(**_read(hear))
+        _write(tell, {})
+        while True:
+            source = _read(hear)["source"]
+            _bound()
+            start(tokenizer, source)
+            _write(tell, {})
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def _bound() -> None:
+    """From here on so much CPU and so much memory, where the system can hold a process to that."""
+    try:
+        import resource
+    except ImportError:
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + TRIAL_CPU_S, most))
+    # The pages of the address space now, and as much as a grammar may take.
+    with open("/proc/self/statm") as sizes:
+        now = int(sizes.read().split()[0]) * resource.getpagesize()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + TRIAL_BYTES, most))
+
+
+def _write(pipe: IO[bytes] | None, record: dict[str, Any]) -> None:
+    if pipe is None:
+        raise EOFError
+    body = json.dumps(record).encode()
+    pipe.write(_HEAD.pack(len(body)) + body)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes] | None, until: float | None = None) -> dict[str, Any]:
+    """The next frame. Raises `EOFError` at the end, `TimeoutError` when it is `until` by the monotonic clock."""
+    if pipe is None:
+        raise EOFError
+    size = _HEAD.unpack(_bytes(pipe, _HEAD.size, until))[0]
+    record: dict[str, Any] = json.loads(_bytes(pipe, size, until))
+    return record
+
+
+def _bytes(pipe: IO[bytes], size: int, until: float | None) -> bytes:
+    came = b""
+    with selectors.DefaultSelector() as ready:
+        ready.register(pipe, selectors.EVENT_READ)
+        while len(came) < size:
+            if not ready.select(None if until is None else max(0.0, until - time.monotonic())):
+                raise TimeoutError
+            part = os.read(pipe.fileno(), size - len(came))
+            if not part:
+                raise EOFError
+            came += part
+    return came
+
+
+if __name__ == "__main__":
+    main()

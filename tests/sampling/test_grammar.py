@@ -1,0 +1,262 @@
+"""Promise: a sequence that takes only tokens that its guide allows ends as a text of its shape, and never gets stuck before;
+what costs too much is refused, whatever else happens."""
+
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from blocktable.errors import InvalidGrammarError
+from blocktable.sampling import grammar
+from blocktable.sampling.grammar import MAX_GBNF_BYTES, Grammars, Guide
+from blocktable.sampling.grammar_trial import LIMITS, Trial
+from blocktable.sampling.structured import StructuredOutputsParams
+from blocktable.text.tokenizer import Tokenizer
+from tests.engine.tiny_llama import END_ID, VOCAB_SIZE, make_tokenizer
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+    },
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"left": {"$ref": "#/$defs/node"}, "value": {"type": "boolean"}},
+            "required": ["value"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+
+
+def is_json(schema: Any) -> Callable[[str], bool]:
+    return lambda text: jsonschema_rs.validate(schema, json.loads(text)) is None
+
+
+def is_nested(text: str) -> bool:
+    return text == "(" * (len(text) // 2) + "x" + ")" * (len(text) // 2)
+
+
+SHAPES: dict[str, tuple[dict[str, Any], Callable[[str], Any]]] = {
+    "a person": ({"json": PERSON}, is_json(PERSON)),
+    "a person without whitespace": (
+        {"json": PERSON, "disable_any_whitespace": True},
+        lambda text: is_json(PERSON)(text) and json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False) == text,
+    ),
+    "a tree": ({"json": TREE, "whitespace_pattern": "_"}, lambda text: is_json(TREE)(text.replace("_", ""))),
+    "anything": ({"json": "true"}, lambda text: [json.loads(text)]),
+    "a date": ({"regex": "[0-9]{4}-(0[1-9]|1[0-2])"}, re.compile("[0-9]{4}-(0[1-9]|1[0-2])").fullmatch),
+    "an end that need not be": ({"regex": "ab*"}, re.compile("ab*").fullmatch),
+    "characters of several bytes": ({"regex": "[é漢😀]{1,4}"}, re.compile("[é漢😀]{1,4}").fullmatch),
+    "choices": ({"choice": ["yes", "yes!", 'n"o\n', "ÿ"]}, ["yes", "yes!", 'n"o\n', "ÿ"].__contains__),
+    "GBNF": ({"grammar": 'root ::= "(" root ")" | "x"'}, is_nested),
+    "Lark": ({"grammar": 'start: "(" start ")" | "x"'}, is_nested),
+}
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return Tokenizer(make_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def grammars(words: Tokenizer) -> Grammars:
+    return Grammars(words, VOCAB_SIZE)
+
+
+def walk(guide: Guide, rng: random.Random, most: int) -> list[int] | None:
+    """The tokens of a text, each drawn among those that are allowed; None if it was not complete after `most` of them."""
+    taken: list[int] = []
+    while not guide.is_over and len(taken) < most:
+        allowed = guide.allowed.nonzero()[0].tolist()
+        if END_ID in allowed and (len(taken) > most // 2 or rng.random() < 0.3):
+            return taken
+        token = rng.choice([one for one in allowed if one != END_ID])
+        guide.take(token)
+        taken.append(token)
+    assert guide.failure is None
+    return taken if guide.is_over else None
+
+
+def check_shapes(grammars: Grammars, words: Tokenizer, seed: int) -> None:
+    rng = random.Random(seed)
+    for name, (options, is_right) in SHAPES.items():
+        made = grammars.compile(StructuredOutputsParams(**options))
+        found = [walk(made.guide([END_ID]), rng, 300) for _ in range(12)]
+        whole = [tokens for tokens in found if tokens is not None]
+        assert whole, name
+        for tokens in whole:
+            text = words.decode(tokens)
+            assert is_right(text), (name, text)
+
+
+def test_what_is_allowed_leads_to_a_text_of_the_shape(grammars: Grammars, words: Tokenizer, seed: int) -> None:
+    check_shapes(grammars, words, seed)
+
+
+@pytest.mark.parametrize("planted", ["ends anywhere", "one mask for all", "a token is not told"])
+def test_a_planted_fault_is_caught(planted: str, words: Tokenizer, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if planted == "ends anywhere":
+
+        def ends(guide: Guide, allowed: Any) -> Any:
+            allowed = allowed.copy()
+            allowed[guide._end_ids] = True
+            return allowed
+
+        monkeypatch.setattr(Guide, "_with_ends", ends)
+    elif planted == "one mask for all":
+        bits = grammar._bits
+        first: list[Any] = []
+
+        def same(mask: bytes, vocab_size: int) -> Any:
+            first.append(bits(mask, vocab_size))
+            return first[0].copy()
+
+        monkeypatch.setattr(grammar, "_bits", same)
+    else:
+        take = Guide.take
+        monkeypatch.setattr(Guide, "take", lambda guide, token: None if token % 7 == 3 else take(guide, token))
+    with pytest.raises((AssertionError, ValueError, IndexError)):
+        check_shapes(Grammars(words, VOCAB_SIZE), words, seed)
+
+
+def test_a_guide_without_end_tokens_is_over_where_nothing_can_follow(grammars: Grammars) -> None:
+    made = grammars.compile(StructuredOutputsParams(choice=["ab"]))
+    guide = made.guide([])
+    for token in (ord("a"), ord("b")):
+        byte_token = next(one for one in guide.allowed.nonzero()[0].tolist())
+        assert guide.allowed.sum() == 1
+        guide.take(byte_token)
+        assert guide.is_over is (token == ord("b"))
+    assert guide.failure is None
+
+
+def test_guides_of_one_grammar_do_not_know_each_other(grammars: Grammars) -> None:
+    made = grammars.compile(StructuredOutputsParams(regex="ab|ba"))
+    first, second = made.guide([]), made.guide([])
+    a, b = first.allowed.nonzero()[0].tolist()
+    first.take(a)
+    assert first.allowed.nonzero()[0].tolist() == [b]
+    assert second.allowed.nonzero()[0].tolist() == [a, b]
+    second.take(b)
+    assert first.allowed.nonzero()[0].tolist() == [b]
+
+
+def test_the_same_shape_is_compiled_once(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = Grammars(words, VOCAB_SIZE)
+    one = StructuredOutputsParams(regex="a")
+    assert grammars.compile(one) is grammars.compile(StructuredOutputsParams(regex="a"))
+    monkeypatch.setattr(grammar, "KEPT", 2)
+    kept = grammars.compile(one)
+    for text in "bc":
+        grammars.compile(StructuredOutputsParams(regex=text))
+    assert grammars.compile(one) is not kept
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "an expression that does not close": {"regex": "(ab"},
+    "an expression that looks ahead": {"regex": "(?=a)b"},
+    "an expression that only the empty text has": {"regex": "()"},
+    "a schema that is no JSON": {"json": "{"},
+    "a schema of no kind": {"json": {"type": "animal"}},
+    "a schema that nothing satisfies": {"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+    "a schema that is elsewhere": {"json": {"$ref": "file:///etc/passwd"}},
+    "a schema that goes in circles": {"json": {"$ref": "#"}},
+    "a deep schema": {"json": '{"items":' * 5000 + "{}" + "}" * 5000},
+    "a deep expression": {"regex": "(" * 3000 + "a" + ")" * 3000},
+    "a grammar of nothing": {"grammar": "start: missing"},
+    "a grammar in no language": {"grammar": "S -> a S b"},
+    "a deep grammar": {"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000},
+    "a long GBNF": {"grammar": "root ::= " + " | ".join(['"a"'] * MAX_GBNF_BYTES)},
+    "whitespace that is no expression": {"json": {}, "whitespace_pattern": "("},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_followed_is_refused(case: str, grammars: Grammars) -> None:
+    params = StructuredOutputsParams(**WRONG[case])
+    with pytest.raises(InvalidGrammarError) as refusal:
+        grammars.compile(params)
+    assert refusal.value.field == f"structured_outputs.{params.shape}"
+    assert 0 < len(refusal.value.bound) <= 400
+    assert "non-verbose" not in str(refusal.value)
+
+
+COSTLY = StructuredOutputsParams(json={"type": "integer", "multipleOf": 99999989})
+"""Takes hours."""
+
+
+@pytest.fixture
+def guarded(words: Tokenizer) -> Any:
+    grammars = Grammars(words, VOCAB_SIZE)
+    grammars.prepare()
+    yield grammars
+    grammars.close()
+
+
+def test_a_grammar_that_takes_hours_is_refused_and_the_next_one_served(guarded: Grammars) -> None:
+    before = time.process_time()
+    with pytest.raises(InvalidGrammarError, match="takes more than"):
+        guarded.compile(COSTLY)
+    assert time.process_time() - before < 1.0, "it was compiled here"
+    made = guarded.compile(StructuredOutputsParams(choice=["a"]))
+    assert made.guide([END_ID]).allowed.sum() == 1
+
+
+def test_the_other_process_ends_with_its_owner(guarded: Grammars) -> None:
+    guarded.compile(StructuredOutputsParams(choice=["a"]))
+    trial = guarded._trial
+    assert trial is not None
+    process = trial._process
+    assert process is not None
+    assert process.poll() is None
+    guarded.close()
+    assert process.poll() is not None
+
+
+def test_a_trial_that_is_killed_refuses_that_grammar_only(guarded: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded.compile(StructuredOutputsParams(choice=["a"]))
+    trial = guarded._trial
+    assert trial is not None
+    running = Trial._running
+
+    def killed(self: Trial) -> Any:
+        process = running(self)
+        process.kill()
+        process.wait()
+        return process
+
+    with monkeypatch.context() as planted:
+        planted.setattr(Trial, "_running", killed)
+        with pytest.raises(InvalidGrammarError, match="takes more than"):
+            guarded.compile(StructuredOutputsParams(choice=["b"]))
+    guarded.compile(StructuredOutputsParams(choice=["b"]))
+
+
+def test_a_step_that_costs_too_much_ends_the_guide_and_says_why(
+    words: Tokenizer, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An expression whose states are so many that the limit is met on the way."""
+    monkeypatch.setitem(LIMITS, "max_lexer_states", 200)
+    guide = Grammars(words, VOCAB_SIZE).compile(StructuredOutputsParams(regex="(.*a.{20}){1,20}")).guide([END_ID])
+    rng = random.Random(seed)
+    for _ in range(3000):
+        if guide.is_over:
+            break
+        guide.take(rng.choice(guide.allowed.nonzero()[0].tolist()))
+    assert guide.is_over
+    assert guide.failure is not None
+    assert "too many" in guide.failure
