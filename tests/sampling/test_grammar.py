@@ -14,7 +14,7 @@ import pytest
 from blocktable.errors import InvalidGrammarError
 from blocktable.sampling import grammar
 from blocktable.sampling.grammar import MAX_GBNF_BYTES, Grammars, Guide
-from blocktable.sampling.grammar_trial import LIMITS, Trial
+from blocktable.sampling.grammar_trial import LIMITS, Trial, _write
 from blocktable.sampling.structured import StructuredOutputsParams
 from blocktable.text.tokenizer import Tokenizer
 from tests.engine.tiny_llama import END_ID, VOCAB_SIZE, make_tokenizer
@@ -225,6 +225,16 @@ def test_the_other_process_ends_with_its_owner(guarded: Grammars) -> None:
     assert process.poll() is None
     guarded.close()
     assert process.poll() is not None
+
+
+def test_the_other_process_ends_with_its_owners_end_of_the_pipe_in_the_middle_of_a_grammar(guarded: Grammars) -> None:
+    trial = guarded._trial
+    assert trial is not None
+    process = trial._running()
+    _write(process.stdin, {"source": grammar._source(COSTLY)})
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=30) == 0, "it ended by its limit, not by the end of the pipe"
 
 
 def test_a_trial_that_is_killed_refuses_that_grammar_only(guarded: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:

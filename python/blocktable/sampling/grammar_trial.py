@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import selectors
 import struct
 import subprocess
@@ -105,18 +106,25 @@ class Trial:
 
 
 def main() -> None:
-    """Read frames until there are no more."""
-    hear, tell = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    try:
-        tokenizer = make_tokenizer(**_read(hear))
-        _write(tell, {})
-        while True:
-            source = _read(hear)["source"]
-            _bound()
-            start(tokenizer, source)
+    """Answer frames until there are no more; then end at once, whatever is compiled just now."""
+    frames: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_hear, args=(frames,), daemon=True).start()
+    tokenizer = make_tokenizer(**frames.get())
+    while True:
+        with os.fdopen(os.dup(1), "wb") as tell:
             _write(tell, {})
-    except (EOFError, BrokenPipeError):
-        return
+        source = frames.get()["source"]
+        _bound()
+        start(tokenizer, source)
+
+
+def _hear(frames: queue.SimpleQueue[dict[str, Any]]) -> None:
+    with os.fdopen(0, "rb") as pipe:
+        while True:
+            try:
+                frames.put(_read(pipe))
+            except EOFError:
+                os._exit(0)
 
 
 def _bound() -> None:
