@@ -72,6 +72,16 @@ def test_log_probabilities_stand_in_the_json(command: Command, capsys: pytest.Ca
     assert "--json only" in capsys.readouterr().err
 
 
+def test_answers_have_the_shape_that_was_asked_for(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("--structured-outputs", '{"choice": ["yes", "no"]}')
+    assert command("one", "two", "--json", "--quiet", "--temperature", "1", *shape) == 0
+    for request in json.loads(capsys.readouterr().out)["requests"]:
+        assert request["text"] in ("yes", "no")
+        assert request["finish_reason"] == "stop"
+    assert command("one", "--quiet", "--structured-outputs", '{"regex": "(a"}') == 2
+    assert "unclosed group" in capsys.readouterr().err
+
+
 def test_json_and_text_say_the_same(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("one", "two", "--max-tokens", "8", "--ignore-eos", "--quiet")
     command(*arguments, "--json")

@@ -155,6 +155,7 @@ def _sampling(options: argparse.Namespace) -> SamplingParams:
         bad_words=options.bad_words,
         allowed_token_ids=options.allowed_token_ids,
         logprobs=options.logprobs,
+        structured_outputs=options.structured_outputs,
     )
 
 

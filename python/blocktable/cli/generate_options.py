@@ -104,6 +104,9 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--logprobs", type=int, metavar="N", help="with --json, log probabilities of each token and of the N best at its place"
     )
+    group.add_argument(
+        "--structured-outputs", type=_mapping, metavar="JSON", help='the shape of answers, as {"choice": ["yes", "no"]}'
+    )
     group.add_argument("--stop", action="append", metavar="TEXT", help="end an answer before this text; may be repeated")
     group.add_argument("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end an answer with one of these tokens")
     group.add_argument("--ignore-eos", action="store_true", help="go on behind the model's own end token")
