@@ -2,19 +2,23 @@
 are its text."""
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 
 from blocktable import AsyncLLM
+from blocktable.errors import EngineDeadError
+from blocktable.server import completions
+from blocktable.server.engine_client import EngineRequest, Piece
 from blocktable.server.generation import Generation
 from blocktable.server.limits import Limits
 from tests.engine.tiny_llama import MAX_MODEL_LEN
 from tests.text.samples import every_block
 
 from .conftest import MakeServer
-from .live import Live, events, open_request
+from .fake_engine import FakeEngine
+from .live import Live, events, live, open_request
 from .test_leaving import slow_model
 
 PROMPT = "Once upon a time"
@@ -24,8 +28,6 @@ PROMPT = "Once upon a time"
 def shared(tiny_model: Any, tiny_tokenizer: Any) -> Any:
     """One server for all that only reads text."""
     from blocktable.server.in_process import InProcessEngine
-
-    from .live import live
 
     engine = AsyncLLM(tiny_model, tokenizer=tiny_tokenizer, self_check=False, num_blocks=256, block_size=8, num_threads=1)
     with live(InProcessEngine(engine)) as server:
@@ -169,3 +171,42 @@ def test_an_event_is_json_whatever_the_text_and_the_name_hold(serve: MakeServer)
     assert last["choices"][0]["stop_reason"] == odd
     assert done == "[DONE]"
     assert json.dumps(first)
+
+
+def check_last_write(engine: FakeEngine, last: bytes) -> None:
+    """What the server is given to write at the end of a stream: the last event and the end of the body in one."""
+    sent: list[Any] = []
+
+    def noting(app: Any) -> Any:
+        async def noted(scope: Any, receive: Any, send: Any) -> None:
+            async def note(message: Any) -> None:
+                sent.append(message)
+                await send(message)
+
+            await app(scope, receive, note)
+
+        return noted
+
+    with live(engine, names=("fake",), wrap=noting) as server:
+        del sent[:]
+        answer = server.client().post("/v1/completions", json={"prompt": [1], "max_tokens": 3, "stream": True})
+        assert answer.content.endswith(last)
+    bodies = [(message["body"].endswith(last), message["more_body"]) for message in sent if "body" in message]
+    assert bodies == [(False, True)] * (len(bodies) - 1) + [(True, False)]
+
+
+async def fails_late(request: EngineRequest) -> AsyncGenerator[Piece, None]:
+    yield Piece("a", [1])
+    raise EngineDeadError("killed")
+
+
+def test_the_end_of_a_body_goes_along_with_the_last_event() -> None:
+    check_last_write(FakeEngine(), b"data: [DONE]\n\n")
+    check_last_write(FakeEngine(fails_late), b'"code":"engine_dead"}}\n\n')
+
+
+def test_a_last_event_that_is_not_known_as_the_last_is_caught(shared: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completions, "Last", bytes)
+    with pytest.raises(AssertionError):
+        check_last_write(FakeEngine(), b"data: [DONE]\n\n")
+    shared.faults.records.clear()  # it hears of all servers in this process

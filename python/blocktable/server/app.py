@@ -17,10 +17,11 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from .chat import chat
 from .completions import complete
-from .endpoint import Endpoint
+from .endpoint import SEND, Endpoint
 from .errors import ApiError
 from .guard import Guard
 from .models import model, models, version
@@ -122,14 +123,22 @@ def make_app(
         return Response(msgspec.json.encode(told.reply), told.status, headers, media_type="application/json")
 
     routes.append(Route("/openapi.json", openapi))
-    app = Starlette(
-        routes=[*health, *routes],
+    app = _App(
+        routes=[*routes, *health],  # in the order of their use: each that is passed over costs a match
         middleware=[Middleware(Guard, tenants=tenants, open_paths=[route.path for route in health], refusals=serving.refusals)],
         exception_handlers={HTTPException: routing_error},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a path is right or wrong
     return app
+
+
+class _App(Starlette):
+    """Keeps the server's own `send` where the endpoints find it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SEND] = send
+        await super().__call__(scope, receive, send)
 
 
 async def _prepare(serving: Serving, when_prepared: Callable[[], object]) -> None:

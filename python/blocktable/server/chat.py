@@ -14,7 +14,7 @@ from .generation import Generation, Tally, check_together
 from .logprobs import NO_LOGPROBS, ChatWriter, as_record
 from .protocol.chat import Answer, ChatChoice, ChatReply, ChatRequest
 from .serving import Call, Serving
-from .sse import Events
+from .sse import Events, Last
 
 
 async def chat(serving: Serving, call: Call, ask: ChatRequest) -> ChatReply | AsyncGenerator[bytes, None]:
@@ -67,7 +67,7 @@ async def _events(generation: Generation, *, includes_usage: bool) -> AsyncGener
             elif role or piece.text or piece.finish_reason is not None or logprobs is not NO_LOGPROBS:
                 # A token may be half a character: then its text is nothing to tell yet.
                 yield role + events.content(place, piece, logprobs)
-    yield last + events.end()
+    yield Last(last + events.end())
 
 
 def _choice(place: int, tally: Tally) -> ChatChoice:

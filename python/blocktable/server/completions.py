@@ -12,7 +12,7 @@ from .generation import Generation, Tally, check_together
 from .logprobs import NO_LOGPROBS, CompletionWriter, as_record
 from .protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from .serving import Call, Serving
-from .sse import Events
+from .sse import Events, Last
 
 
 async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> CompletionReply | AsyncGenerator[bytes, None]:
@@ -48,7 +48,7 @@ async def _events(generation: Generation, *, includes_usage: bool) -> AsyncGener
             elif piece.text or piece.finish_reason is not None or logprobs is not NO_LOGPROBS:
                 # A token may be half a character: then its text is nothing to tell yet.
                 yield events.text(place, piece, logprobs)
-    yield last + events.end()
+    yield Last(last + events.end())
 
 
 def _choice(place: int, tally: Tally) -> CompletionChoice:

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError, api_error
-from .guard import SEND, TENANT
+from .guard import TENANT
 from .limits import Limits
 from .operation import Operation
 from .protocol.reading import read
@@ -24,6 +24,9 @@ from .reply import SlowReaderError, send_error, send_events, send_record
 from .serving import Call, Serving
 
 logger = logging.getLogger("blocktable.server")
+
+SEND = "blocktable.send"
+"""Where the scope holds the server's own `send`: what the routing wraps around it costs every event of a stream."""
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")
 

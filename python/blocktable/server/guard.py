@@ -19,9 +19,6 @@ from .tenants import Tenants, is_loopback
 TENANT = "blocktable.tenant"
 """Where the scope holds it."""
 
-SEND = "blocktable.send"
-"""Where the scope holds the server's own `send`: what the routing wraps around it costs every event of a stream."""
-
 
 class Guard:
     """Lets requests with a known key through to `app`, and all to the open paths."""
@@ -38,7 +35,6 @@ class Guard:
             try:
                 if scope["path"] not in self._open_paths:
                     scope[TENANT] = self._tenant(scope)
-                    scope[SEND] = send
             except ApiError as error:
                 self._refusals.note(error)
                 await send_error(send, error)

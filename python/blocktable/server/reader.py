@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +28,16 @@ from .protocol.chat import TAKEN_NAMES, Message, Tool
 LONG_TEXT = 1000
 """Characters or ids from which on a prompt is read on a thread: shorter ones take well under a millisecond."""
 
+SHORT_TURNS = 16
+"""Messages of a conversation, fewer than which are short if their texts are."""
+
+QUICK_S = 0.001
+"""CPU seconds that a chat template may take for a short conversation to be written on the event loop: going to a thread and
+back costs more than most take."""
+
+MORE_THAN_TEXT = ("name", "reasoning_content", "tool_call_id", "tool_calls")
+"""What a message may have beside its content, and a short one has not."""
+
 NOT_READY_S = 0.1
 """How often `prepare` looks whether the engine is ready."""
 
@@ -42,6 +53,7 @@ class Reader:
         self._tokenizer: asyncio.Task[Tokenizer | None] | None = None
         self._longest_token = 1
         self._speller: Speller | None = None
+        self._is_template_quick = False
 
     def close(self) -> None:
         """No prompt is read any more."""
@@ -52,14 +64,15 @@ class Reader:
         with suppress(InvalidInputError):  # no tokenizer; a template may refuse anything
             tokenizer = await self._when_ready()
             if tokenizer.has_chat_template:
-                await self._threaded(lambda: tokenizer.render_chat([{"role": "user", "content": "."}]))
+                await self._threaded(lambda: self._try_template(tokenizer))
 
     async def tokenizer(self) -> Tokenizer:
         """The engine's, fetched once. Raises `InvalidInputError` if it has none, `EngineDeadError` before it was ready."""
         fetched = self._tokenizer
         if fetched is None or (fetched.done() and (fetched.cancelled() or fetched.exception() is not None)):
             fetched = self._tokenizer = asyncio.ensure_future(self._fetch())
-        found = await asyncio.shield(fetched)  # who asked first may leave
+        # Who asked first may leave.
+        found = fetched.result() if fetched.done() else await asyncio.shield(fetched)
         if found is None:
             raise InvalidInputError("prompt", "a text", "this engine has no tokenizer: give token ids")
         return found
@@ -101,7 +114,8 @@ class Reader:
         info = self._engine.info
         if len(ids) >= info.max_model_len:
             raise _too_long(field, f"has {len(ids)} tokens", info)
-        await self.beside(len(ids), lambda: read_token_ids(field, ids, info.vocab_size))
+        if not (0 < len(ids) < LONG_TEXT and min(ids) >= 0 and max(ids) < info.vocab_size):  # the usual ones need no array
+            await self.beside(len(ids), lambda: read_token_ids(field, ids, info.vocab_size))
         return list(ids)
 
     async def chat(
@@ -120,8 +134,13 @@ class Reader:
                 raise InvalidInputError(f"chat_template_kwargs.{name}", options[name], "is not the client's to say")
 
         said = {"add_generation_prompt": add_generation_prompt, **options}
-        # A template is a program: nobody knows how long it takes.
-        text = await self._threaded(lambda: _render(tokenizer, messages, tools, said))
+
+        def render() -> str:
+            return _render(tokenizer, messages, tools, said)
+
+        # A template is a program: what it takes is known of short conversations only, and of the branches that all of those go.
+        is_short = self._is_template_quick and not tools and not options and _is_short(messages)
+        text = render() if is_short else await self._threaded(render)
         return await self.text("messages", text, add_special_tokens=add_special_tokens)
 
     async def decode(self, ids: list[int]) -> str:
@@ -150,6 +169,14 @@ class Reader:
         self._longest_token = await self._threaded(lambda: tokenizer.longest_token)
         return tokenizer
 
+    def _try_template(self, tokenizer: Tokenizer) -> None:
+        """On a reader's thread: have the chat template compiled, and see how long the longest short conversation takes."""
+        tokenizer.render_chat([{"role": "user", "content": "."}])
+        turns = [{"role": role, "content": "." * (LONG_TEXT // SHORT_TURNS)} for role in ("user", "assistant")]
+        begun_s = time.thread_time()
+        tokenizer.render_chat((turns * SHORT_TURNS)[: SHORT_TURNS - 1])
+        self._is_template_quick = time.thread_time() - begun_s < QUICK_S
+
     def _check_characters(self, field: str, text: str, info: EngineInfo) -> None:
         """What cannot fit, however it is cut into tokens, is not cut into tokens."""
         if len(text) >= info.max_model_len * self._longest_token:
@@ -169,6 +196,18 @@ def _too_long(field: str, what: str, info: EngineInfo) -> ApiError:
         f"{field} {what}: at most {most} tokens fit, as max_model_len is {info.max_model_len} and an answer has one or more"
     )
     return ApiError(400, message, param=field, code="context_length_exceeded")
+
+
+def _is_short(messages: Sequence[Message]) -> bool:
+    return len(messages) < SHORT_TURNS and sum(map(_num_characters, messages)) < LONG_TEXT
+
+
+def _num_characters(message: Message) -> int:
+    """Of its text. A message that is more than a text counts as long."""
+    content = message.content
+    if not isinstance(content, str) or any(getattr(message, name) is not None for name in MORE_THAN_TEXT):
+        return LONG_TEXT
+    return len(content)
 
 
 def _render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] | None, said: Mapping[str, Any]) -> str:

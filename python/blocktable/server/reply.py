@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import Send
 
 from .errors import ApiError, api_error
-from .sse import error_event
+from .sse import Last, error_event
 
 JSON_TYPE = b"application/json"
 
@@ -42,15 +42,18 @@ async def send_events(
     status; what fails behind it is told by a last event, and to `note`.
 
     Raises `SlowReaderError` for a reader that takes nothing."""
-    event: bytes | None = await anext(events)
+    event = await anext(events)
     await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
     async with asyncio.timeout(None) as timeout:
         patience = _Patience(timeout, write_timeout_s)
         try:
-            while event is not None:
+            while True:
+                is_last = isinstance(event, Last)
                 patience.begin()
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                await send({"type": "http.response.body", "body": event, "more_body": not is_last})
                 patience.end()
+                if is_last:
+                    return
                 event = await _next(events, note)
         except asyncio.CancelledError:
             if patience.is_over:
@@ -58,7 +61,6 @@ async def send_events(
             raise
         finally:
             patience.close()
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class SlowReaderError(Exception):
@@ -72,10 +74,9 @@ def let_go_of_slow_readers(listener: socket.socket, write_timeout_s: float) -> N
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(write_timeout_s * 1000)))
 
 
-async def _next(events: AsyncGenerator[bytes, None], note: Callable[[ApiError], object]) -> bytes | None:
-    """None behind the last."""
+async def _next(events: AsyncGenerator[bytes, None], note: Callable[[ApiError], object]) -> bytes:
     try:
-        return await anext(events, None)
+        return await anext(events)
     except Exception as error:  # noqa: BLE001 - every error is told
         await events.aclose()
         told = api_error(error)

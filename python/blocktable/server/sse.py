@@ -18,6 +18,10 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.encode
 
 
+class Last(bytes):
+    """The last of a stream, which goes along with the end of the body: a write less."""
+
+
 class Events:
     """Of one stream. `kind` is what its `object` says."""
 
@@ -64,9 +68,9 @@ class Events:
         return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._head, _encode(self._generation.usage), DONE)
 
 
-def error_event(error: ApiError) -> bytes:
+def error_event(error: ApiError) -> Last:
     """What went wrong after the head had gone. The stream ends behind it, without `[DONE]`."""
-    return b"data: %b\n\n" % _encode(error.reply)
+    return Last(b"data: %b\n\n" % _encode(error.reply))
 
 
 def _end(piece: Piece) -> bytes:

@@ -14,10 +14,14 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from ..engine.intake import MAX_TENANT_LENGTH
 from ..errors import InvalidInputError
+
+MAX_ADDRESS_LENGTH = 64
+"""Characters of an address of IP, with its zone: nothing longer is looked at, or remembered."""
 
 PREFIX = "bt-"
 _LINE = re.compile(r"(?P<tenant>\S+)\s+sha256:(?P<digest>[0-9a-f]{64})")
@@ -104,6 +108,11 @@ def digest_of(key: str) -> bytes:
 
 def is_loopback(host: str) -> bool:
     """Whether this names an address of this machine that no other one reaches."""
+    return len(host) <= MAX_ADDRESS_LENGTH and _is_loopback(host)
+
+
+@lru_cache(maxsize=1024)
+def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
