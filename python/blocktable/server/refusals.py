@@ -56,6 +56,7 @@ REFUSAL_OF = {
     "fields_disagree": Refusal.INVALID_INPUT,
     "template_refuses": Refusal.INVALID_INPUT,
     "invalid_arguments": Refusal.INVALID_INPUT,
+    "invalid_grammar": Refusal.INVALID_INPUT,
     "context_length_exceeded": Refusal.TOO_LONG,
     "never_fits": Refusal.NEVER_FITS,
     "queue_full": Refusal.QUEUE_FULL,
