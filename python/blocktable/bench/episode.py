@@ -23,7 +23,7 @@ WARM_UP = 4
 LEAST_ROWS_TO_AGE = 32
 """With fewer sequences side by side a pool does not get shuffled."""
 EXPIRIES = 100
-"""Requests whose queue deadline passes in each step of `expiries`, as many as arrive."""
+"""Requests that pass their queue deadline in a step of `expiries`, or are aborted before each of `arrivals`: as many come."""
 TENANTS = 16
 """Requests belong to so many in turn; only policy fair looks at it."""
 LONGEST = 8192
@@ -123,8 +123,8 @@ class Episode:
         for _ in range(2 * BLOCK_SIZE + 1):
             self._prepare(scheduler)
             plan = scheduler.plan(self._now)
-            if self.case.case == "expiries":
-                check(holds=len(plan.ended) == EXPIRIES, what=f"{EXPIRIES} expire, found {len(plan.ended)}")
+            if self.case.case in ("expiries", "arrivals"):
+                check(holds=len(plan.ended) == EXPIRIES, what=f"{EXPIRIES} end while they wait, found {len(plan.ended)}")
             self._check_plan(plan, last)
             done = self._answers.commit(scheduler, plan)
             last = dict(zip(plan.sample_requests.tolist(), self._answers.of_step(plan.step).tolist()))
@@ -165,13 +165,20 @@ class Episode:
         return scheduler
 
     def _prepare(self, scheduler: Scheduler) -> None:
-        """What happens between two steps: the pause, in `turnover` one arrival, in `expiries` as many as end in the step."""
+        """What happens between two steps: the pause; in `turnover` one arrival; in `expiries` as many as end in the step; in
+        `arrivals` the same, and as many aborts."""
         self._now += 1
         if self.case.case == "turnover":
             self._submit(scheduler, prompt_rows(1, PROMPT, self._rng)[0], self.case.running)
         if self.case.case == "expiries":
             for prompt in prompt_rows(EXPIRIES, PROMPT, self._rng):
                 self._submit(scheduler, prompt, 1, queue_deadline_us=self._now + self.case.waiting // EXPIRIES)
+        if self.case.case == "arrivals":
+            for prompt in prompt_rows(EXPIRIES, PROMPT, self._rng):
+                self._submit(scheduler, prompt, 1)
+            for request in self._live[self.case.running : self.case.running + EXPIRIES]:
+                scheduler.abort(request)
+            del self._live[self.case.running : self.case.running + EXPIRIES]
         if self.case.gap_ms:
             sleep(self.case.gap_ms / 1000)
 

@@ -26,6 +26,7 @@ case      steady: every sequence gets one token, nobody comes or goes
           head_retried: rows are free, but the first of the waiting does not fit and is tried again each step
           turnover: one finish and one admission (a prompt of 513 tokens) a step
           expiries: rows are all taken, and 100 of the waiting pass their queue deadline in every step, as many as arrive
+          arrivals: the same arrivals, and 100 of the waiting are aborted between two steps: what expiries cost beside them
 policy    fcfs, priority (5 of them), fair (16 tenants), deadline, prefix (all waiting are cold)
 pool      fresh, or aged: full of cached content, its free queue shuffled
 phase     spread: every step 1/16 of the sequences need a new block; aligned: all need it in the same step
@@ -63,6 +64,7 @@ DEFAULT_SET = (
     Case(1024, case="turnover"),
     Case(1024, waiting=10_000, case="turnover"),
     Case(1024, waiting=10_000, case="expiries"),
+    Case(1024, waiting=10_000, case="arrivals"),
     *(Case(1024, waiting=10_000, policy=policy) for policy in POLICIES[1:]),
     Case(1024, gap_ms=10),
 )
@@ -72,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Which rows, and how long."""
     parser.add_argument("--running", type=count, nargs="+", help="sequences that decode (1 32 256 1024 8192)")
     parser.add_argument("--waiting", type=count_or_zero, nargs="+", help="requests that wait behind them (0 10000)")
-    parser.add_argument("--case", choices=["steady", "head_retried", "turnover", "expiries"], nargs="+")
+    parser.add_argument("--case", choices=["steady", "head_retried", "turnover", "expiries", "arrivals"], nargs="+")
     parser.add_argument("--policy", choices=POLICIES, nargs="+")
     parser.add_argument("--pool", choices=["fresh", "aged"], nargs="+")
     parser.add_argument("--phase", choices=["spread", "aligned"], nargs="+")
@@ -94,7 +96,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             yield from overlap_rows(running, 16 if options.smoke else min(options.steps, 1000))
         return
     for case in _cases(options):
-        if case.case in ("head_retried", "expiries") and case.waiting == 0:
+        if case.case in ("head_retried", "expiries", "arrivals") and case.waiting == 0:
             print(f"left out, nobody waits: {case}", file=sys.stderr)
             continue
         if case.pool == "aged" and case.waiting and case.running < LEAST_ROWS_TO_AGE:
@@ -120,6 +122,7 @@ def _cases(options: argparse.Namespace) -> list[Case]:
             Case(32, waiting=50, case="head_retried"),
             Case(32, case="turnover"),
             Case(32, pool="aged"),
+            Case(32, waiting=200, case="arrivals"),
         )
         smoke += tuple(Case(32, waiting=200, case="expiries", policy=policy) for policy in POLICIES)
         return list(smoke if options.smoke else DEFAULT_SET)

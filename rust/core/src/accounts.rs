@@ -66,12 +66,12 @@ impl Scheduler {
         let null = |table: &BlockTable| if self.groups.has_window() { table.num_null() } else { 0 };
         let named: usize = request.tables().map(|table| table.len() - null(table)).sum();
         let held = named as u32 + request.promised;
-        self.set_account(seat, Account { held, ..self.asks[seat].account });
+        self.set_account(seat, Account { held, ..request.account });
     }
 
     /// The tables of the request at `seat` got `taken` blocks more, `own` of all that it took promised before.
     pub(crate) fn hold_more(&mut self, seat: usize, taken: u32, own: u32) {
-        let account = self.asks[seat].account;
+        let account = self.request(seat).account;
         self.set_account(seat, Account { held: account.held + taken - own, ..account });
     }
 
@@ -82,7 +82,7 @@ impl Scheduler {
 
     /// The request at `seat`, which just began to run, is expected to hold so many blocks in the end.
     pub(crate) fn open_account(&mut self, seat: usize, expected: u32) {
-        self.set_account(seat, Account { expected, ..self.asks[seat].account });
+        self.set_account(seat, Account { expected, ..self.request(seat).account });
         self.recount(seat);
     }
 
@@ -105,9 +105,8 @@ impl Scheduler {
     }
 
     fn set_account(&mut self, seat: usize, account: Account) {
-        let ask = &mut self.asks[seat];
-        let old = std::mem::replace(&mut ask.account, account);
-        let tenant = self.tenants.of_mut(ask.tenant);
+        let old = std::mem::replace(&mut self.request_mut(seat).account, account);
+        let tenant = self.tenants.of_mut(self.asks[seat].tenant);
         tenant.held = tenant.held - old.held + account.held;
         self.outlook.expected = self.outlook.expected - old.growth() + account.growth();
     }

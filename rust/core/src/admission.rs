@@ -179,7 +179,7 @@ impl Scheduler {
     /// Blocks that the request at `seat`, which has its tables, is promised beside what these name in sight of its next row.
     pub(crate) fn need_of(&self, seat: usize) -> u32 {
         let request = self.request(seat);
-        self.need_from(seat, request.computed, request.table.len())
+        self.need_from(seat, request.computed(), request.table.len())
     }
 
     /// The same if its next row were `position` and its tables had `len` entries. What leaves a window counts for nobody who may not be
@@ -238,7 +238,7 @@ impl Scheduler {
     /// Charges the prompt of a request that was just admitted to its tenant, but for what was cached or charged before.
     fn charge_admission(&mut self, seat: usize) {
         if self.waiting.policy.charges() {
-            let (computed, known) = (self.request(seat).computed, self.request(seat).num_tokens());
+            let (computed, known) = (self.request(seat).computed(), self.request(seat).num_tokens());
             self.charge_rows(seat, computed, known);
         }
     }
@@ -482,7 +482,7 @@ impl Scheduler {
         self.make_room(seat);
         let request = self.seats[seat].as_mut().expect("a seat in use");
         request.place = Place::Running(row);
-        request.computed = start;
+        request.set_computed(start);
         if request.cached.is_none() {
             request.cached = Some(start);
             self.counters.prefix_queries += request.prompt_len as u64;

@@ -54,11 +54,12 @@ impl Scheduler {
             }
         }
         if !self.running.is_sorted_by_key(|&seat| self.asks[seat].rank) {
-            let ids: Vec<_> = self.running.iter().map(|&seat| self.request(seat).id).collect();
+            let ids: Vec<_> = self.running.iter().map(|&seat| self.request(seat).id()).collect();
             return wrong("A6", format!("those that run are out of rank: {ids:?}"));
         }
         let is_placed = |(key, seat): (_, usize)| {
-            self.asks[seat].rank.arrival == self.request(seat).id.0 && key == self.waiting.policy.key(&self.asks[seat])
+            self.asks[seat].rank.arrival == self.request(seat).id().0
+                && key == self.waiting.policy.key(&self.asks[seat])
         };
         if !self.waiting.is_sound() || !self.waiting.seats().all(is_placed) {
             return wrong("A6", "the line of those that wait is out of order".into());
@@ -69,7 +70,7 @@ impl Scheduler {
         }
         for &seat in &self.running {
             let Place::Running(row) = self.request(seat).place else {
-                return wrong("A6", format!("request {} runs without a row", self.request(seat).id.0));
+                return wrong("A6", format!("request {} runs without a row", self.request(seat).id().0));
             };
             rows[row.index()] += 1;
             self.request(seat).spare_rows.iter().for_each(|row| rows[row.index()] += 1);
@@ -82,9 +83,9 @@ impl Scheduler {
             if request.place != Place::Waiting
                 || !request.tables().all(BlockTable::is_empty)
                 || request.promised > 0
-                || request.computed > 0
+                || request.computed() > 0
             {
-                return wrong("A6", format!("request {} waits and holds something", request.id.0));
+                return wrong("A6", format!("request {} waits and holds something", request.id().0));
             }
         }
         Ok(())
@@ -154,7 +155,7 @@ impl Scheduler {
             let blocks = named as u32 + request.promised;
             held[ask.tenant as usize].0 += blocks;
             held[ask.tenant as usize].1.add(ask.backlog);
-            expected += u64::from(ask.account.expected.saturating_sub(blocks));
+            expected += u64::from(request.account.expected.saturating_sub(blocks));
         }
         let mut all = Backlog::default();
         for (tenant, (held, backlog)) in self.tenants.all().iter().zip(held) {
@@ -181,7 +182,7 @@ impl Scheduler {
         for (seat, request) in self.seats.iter().enumerate() {
             let Some(request) = request else { continue };
             if request.in_flight() != flying[seat] {
-                let (id, told, found) = (request.id.0, request.in_flight(), flying[seat]);
+                let (id, told, found) = (request.id().0, request.in_flight(), flying[seat]);
                 return wrong(
                     "A7",
                     format!("request {id}: {told:?} rows and tokens are in flight, steps have {found:?}"),
@@ -207,7 +208,7 @@ impl Scheduler {
             (*rows, *tokens) = (*rows + entry.chunk(), *tokens + usize::from(entry.samples()));
             let last = size.full_blocks(entry.start() + entry.chunk() - 1);
             if last >= request.table.len() {
-                return wrong("A5", format!("request {} writes past its table", request.id.0));
+                return wrong("A5", format!("request {} writes past its table", request.id().0));
             }
             let written = request.tables().flat_map(|table| &table.blocks()[size.full_blocks(entry.start())..=last]);
             for &block in written {
@@ -216,7 +217,7 @@ impl Scheduler {
                 let forked = flight.rare(entry).forked;
                 let shared = self.pool.holders(block) > 1 && state != KeyState::Pending && !forked;
                 if state == KeyState::Published || shared || writers[block.index()] > 1 {
-                    let id = request.id.0;
+                    let id = request.id().0;
                     return wrong(
                         "A5",
                         format!("request {id} writes to block {}, which is shared or published", block.get()),
@@ -230,8 +231,9 @@ impl Scheduler {
     /// A7: `published <= computed < tokens`, in rows; a table has blocks for what is computed; published blocks have their keys.
     fn audit_rows(&self, request: &Request) -> Result<()> {
         let size = self.block_size;
-        let id = request.id.0;
-        let (published, computed, tokens) = (request.published * size.tokens(), request.computed, request.num_tokens());
+        let id = request.id().0;
+        let (published, computed, tokens) =
+            (request.published * size.tokens(), request.computed(), request.num_tokens());
         if published > computed || computed >= tokens || computed > request.table.len() * size.tokens() {
             let held = request.table.len();
             return wrong(
@@ -253,7 +255,7 @@ impl Scheduler {
     /// A7, of one table: as long as the others, null up to some entry that the next query does not see; what counts as published has
     /// its key.
     fn audit_table(&self, request: &Request, group: usize, table: &BlockTable) -> Result<()> {
-        let id = request.id.0;
+        let id = request.id().0;
         if table.len() != request.table.len() {
             return wrong(
                 "A7",
@@ -261,7 +263,7 @@ impl Scheduler {
             );
         }
         let num_null = table.num_null();
-        let first = self.groups.specs()[group].first_block(request.computed, self.block_size);
+        let first = self.groups.specs()[group].first_block(request.computed(), self.block_size);
         if num_null > first || table.blocks()[num_null..].contains(&BlockId::NULL) {
             return wrong(
                 "A7",

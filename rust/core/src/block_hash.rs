@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::block_size::BlockSize;
-use crate::chain::{Adapter, Chain, Domain, Identity};
+use crate::chain::{Adapter, Chain, Domain, Extras, Identity};
 use crate::error::{Error, Result};
 use crate::ids::{Key, TokenId};
 use crate::key_encoding::{self, Constant};
@@ -189,23 +189,27 @@ impl BlockHasher {
         }
         let parent = parent.filter(|_| !mutant::is_on(Mutant::KeyWithoutParent)).copied();
         let parent = parent.unwrap_or_else(|| self.first_parent(chain));
+        Ok(self.key_behind(&parent, chain.extras.as_deref(), at, tokens))
+    }
+
+    /// Key of the `tokens` of block `at`, behind the block or root of key `parent`.
+    fn key_behind(&mut self, parent: &Key, extras: Option<&Extras>, at: usize, tokens: &[TokenId]) -> Key {
         let forgets =
             [Mutant::TokensNotCompared, Mutant::TokensOfFirstGroup, Mutant::KeyWithoutLastToken].map(mutant::is_on);
         let forgets = forgets.contains(&true);
         let shorter = if forgets { [&tokens[..tokens.len() - 1], &[0]].concat() } else { Vec::new() };
         let tokens = if forgets { &shorter } else { tokens };
         self.input.clear();
-        let extras = chain.extras.as_deref();
         if let Some(format) = self.algorithm.vllm_format() {
             let extras = extras.map(|extras| extras.vllm_extras(at, self.block_size)).unwrap_or_default();
-            format.write_block(&mut self.input, &parent, tokens, &extras);
+            format.write_block(&mut self.input, parent, tokens, &extras);
         } else if let Some(extras) = extras {
             let fields = extras.fields(at, self.block_size);
-            key_encoding::write_block(&mut self.input, &parent, tokens, fields);
+            key_encoding::write_block(&mut self.input, parent, tokens, fields);
         } else {
-            key_encoding::write_block(&mut self.input, &parent, tokens, []);
+            key_encoding::write_block(&mut self.input, parent, tokens, []);
         }
-        Ok(self.digest())
+        self.digest()
     }
 
     /// The same for a block that begins with `head` and holds nothing else that a token can be.
@@ -228,6 +232,14 @@ impl BlockHasher {
         let from = first * self.block_size;
         for (at, block) in tokens[from.min(tokens.len())..].chunks_exact(self.block_size).enumerate() {
             let key = self.block_key(chain, first + at, keys.last(), block).expect("chunks are whole blocks");
+            keys.push(key);
+        }
+    }
+
+    /// The same for tokens of a chain without fields, of which some keys are there.
+    pub(crate) fn extend_plain(&mut self, keys: &mut Vec<Key>, tokens: &[TokenId]) {
+        for block in tokens[keys.len() * self.block_size..].chunks_exact(self.block_size) {
+            let key = self.key_behind(&keys[keys.len() - 1], None, keys.len(), block);
             keys.push(key);
         }
     }

@@ -99,7 +99,7 @@ impl Scheduler {
         for request in self.running.iter().map(|&seat| self.request(seat)) {
             for (group, table) in request.tables().enumerate() {
                 let at = table.blocks().iter().position(|&named| named == block && block != BlockId::NULL);
-                found.extend(at.map(|index| Naming { id: request.id, group, index }));
+                found.extend(at.map(|index| Naming { id: request.id(), group, index }));
             }
         }
         Ok(found)

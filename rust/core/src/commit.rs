@@ -114,7 +114,8 @@ impl Scheduler {
                 continue;
             }
             if mutant::is_on(Mutant::NoRollbackOnFail) {
-                self.request_mut(entry.seat()).computed += entry.chunk() - usize::from(entry.samples());
+                let request = self.request_mut(entry.seat());
+                request.set_computed(request.computed() + entry.chunk() - usize::from(entry.samples()));
             }
             self.counters.failed_tokens += entry.chunk() as u64;
             self.note(entry.seat(), Reason::StepFailed { tokens: entry.chunk() as u32 });
@@ -232,8 +233,8 @@ impl Scheduler {
         let kept = self.length_in_sight(seat, kept);
         let kept = if mutant::is_on(Mutant::PutBackToStart) { 0 } else { kept };
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        let lost = request.computed - kept * size.tokens();
-        request.computed = kept * size.tokens();
+        let lost = request.computed() - kept * size.tokens();
+        request.set_computed(kept * size.tokens());
         request.published = kept;
         request.forget_flight();
         request.look_again();
@@ -243,7 +244,7 @@ impl Scheduler {
             self.counters.prefix_hits -= lost as u64;
         }
         self.counters.put_back_tokens += lost as u64;
-        self.timelines.note(seat, request.id, self.steps, Reason::PutBack { tokens: lost as u32 });
+        self.timelines.note(seat, request.id(), self.steps, Reason::PutBack { tokens: lost as u32 });
         let rest = request.cut(kept);
         let planned_in = request.planned_in;
         let when = self.when_free(planned_in, rest.blocks());
@@ -305,7 +306,7 @@ impl Scheduler {
         if request.num_outputs() == 0 {
             let took_us = now_us.saturating_sub(request.submitted_us);
             self.counters.first_token_us_sum = self.counters.first_token_us_sum.saturating_add(took_us);
-            self.timelines.note(seat, request.id, self.steps, Reason::FirstToken {});
+            self.timelines.note(seat, request.id(), self.steps, Reason::FirstToken {});
         }
         request.push(token)
     }
@@ -341,7 +342,7 @@ impl Scheduler {
     }
 
     pub(crate) fn commit_end(&mut self, seat: usize, end: End, committed: &mut Committed) {
-        committed.ended.push([self.request(seat).id.0 as i64, end as i64]);
+        committed.ended.push([self.request(seat).id().0 as i64, end as i64]);
         if self.request(seat).in_flight().0 > 0 {
             self.withdraw_writer(seat);
         }

@@ -112,7 +112,7 @@ impl Scheduler {
 
     /// The step that copied rows for `entry` failed: they may not be there, and are computed anew.
     pub(crate) fn lose_copy(&mut self, entry: &Entry, partial: usize) {
-        let first = entry.start().min(self.request(entry.seat()).computed);
+        let first = entry.start().min(self.request(entry.seat()).computed());
         let kept = self.length_in_sight(entry.seat(), self.block_size.full_blocks(first));
         let rows = kept * self.block_size.tokens();
         self.go_back(entry.seat(), rows);

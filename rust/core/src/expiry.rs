@@ -6,6 +6,7 @@
 use std::hint::black_box;
 
 use crate::mutant::{self, Mutant};
+use crate::planning::READ_AHEAD;
 use crate::rank::Ask;
 use crate::request::End;
 use crate::scheduler::Scheduler;
@@ -95,13 +96,13 @@ impl Scheduler {
             self.expiries.clear(seat);
             due.push(seat);
         }
-        // What waited long is far away: fetched side by side before the first of them is looked at.
-        black_box(due.iter().fold(0, |seen, &seat| seen ^ self.glance(seat)));
-        for &seat in &due {
-            let never_admitted = self.asks[seat].turn.queue_deadline_us <= now_us;
-            let end = if never_admitted { End::Refused } else { End::Expired };
-            let id = self.request(seat).id;
-            self.leave(id, end);
+        for seats in due.chunks(READ_AHEAD) {
+            // What waited long is far away: fetched side by side before the first of them is looked at.
+            black_box(seats.iter().fold(0, |seen, &seat| seen ^ self.glance(seat)));
+            for &seat in seats {
+                let never_admitted = self.asks[seat].turn.queue_deadline_us <= now_us;
+                self.leave(seat, if never_admitted { End::Refused } else { End::Expired });
+            }
         }
         due.clear();
         self.due = due;
@@ -109,8 +110,8 @@ impl Scheduler {
 
     /// Reads what the end of the request at `seat` needs, and makes something of it.
     fn glance(&self, seat: usize) -> u64 {
-        let request = self.request(seat);
+        let (request, ask) = (self.request(seat), &self.asks[seat]);
         let noted = self.timelines.ring(seat).last().map_or(0, |record| record.step);
-        request.id.0 ^ request.num_outputs() as u64 ^ noted ^ self.asks[seat].backlog.tokens
+        request.glance_at_all() ^ noted ^ ask.backlog.tokens ^ ask.rank.arrival ^ u64::from(self.has_id_of(seat))
     }
 }

@@ -49,7 +49,7 @@ impl Scheduler {
         let told = if mutant::is_on(Mutant::MissTellsOtherDomain) { miss } else { miss.of_request() };
         let request = self.request_mut(seat);
         request.miss = Some(miss);
-        let id = request.id;
+        let id = request.id();
         self.timelines.tell(seat, id, self.steps, Reason::of_miss(told, found));
     }
 

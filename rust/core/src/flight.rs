@@ -64,6 +64,11 @@ impl Entry {
         self.chunk & SAMPLES > 0
     }
 
+    /// Reads it, and makes something of it.
+    pub fn glance(&self) -> u32 {
+        self.rare
+    }
+
     /// Whether it is one row that brings a token, and [`Flight::rare`] says nothing of it.
     pub fn is_plain_decode(&self) -> bool {
         self.chunk == 1 | SAMPLES && self.rare >= FILLS

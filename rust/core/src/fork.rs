@@ -4,7 +4,6 @@
 //! Both go on from the confirmed length: rows that the step in flight writes, copies or shares unconfirmed belong to the parent alone.
 //! Who then writes first into the last, partial block gets a copy: see `copy_on_write.rs`.
 
-use crate::accounts::Account;
 use crate::block_pool::Release;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
@@ -86,7 +85,7 @@ impl Scheduler {
         parent.look_closer();
         child.asks_to_write = true;
         child.place = Place::Running(row);
-        child.computed = rows;
+        child.set_computed(rows);
         child.published = parent.published.min(size.full_blocks(rows));
         if parent.looks_again() {
             child.look_again();
@@ -95,12 +94,11 @@ impl Scheduler {
         child.others = tables.into();
         let tokens = saturated(child.num_tokens() as u64);
         let expected = self.expected_blocks(seat);
-        let mut ask =
-            Ask { submitted_us, passed: 0, charged: rows as u32, account: Account::default(), ..self.asks[seat] };
+        let mut ask = Ask { submitted_us, passed: 0, charged: rows as u32, ..self.asks[seat] };
         ask.rank.arrival = id.0;
         self.tenants.enter_again(ask.tenant);
         let seat_of_child = self.sit(child, ask);
-        let parent_id = self.request(seat).id.0;
+        let parent_id = self.request(seat).id().0;
         self.join_family(seat_of_child);
         self.note(seat_of_child, Reason::ForkedFrom { request: parent_id, tokens });
         self.make_room(seat_of_child);
@@ -226,7 +224,7 @@ impl Scheduler {
 
     /// Rows of a request that no step in flight can take back.
     pub(crate) fn confirmed(&self, seat: usize) -> usize {
-        let computed = self.request(seat).computed;
+        let computed = self.request(seat).computed();
         for step in self.flight.in_flight() {
             let Some(at) = self.live_entry(step, seat) else { continue };
             let entry = self.flight.of(step).entries[at];
@@ -246,7 +244,7 @@ impl Scheduler {
     pub(crate) fn go_back(&mut self, seat: usize, rows: usize) {
         let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        request.computed = rows;
+        request.set_computed(rows);
         request.published = request.published.min(size.full_blocks(rows));
         request.asks_to_write = size.offset(rows) > 0;
         let rest = request.cut(size.blocks_for(rows).min(request.table.len()));
@@ -261,7 +259,7 @@ impl Scheduler {
     pub(crate) fn tell_forks(&mut self) {
         for (seat, id) in std::mem::take(&mut self.untold) {
             let Place::Running(row) = self.request(seat).place else { unreachable!("who stops is forgotten") };
-            debug_assert_eq!(self.request(seat).id, id);
+            debug_assert_eq!(self.request(seat).id(), id);
             let (request, number) = self.name_of(seat);
             self.draft.admitted.push([request, number, row.index() as i64]);
             self.note_change(seat, 0);

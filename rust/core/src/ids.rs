@@ -2,6 +2,7 @@
 //!
 //! Between the border and the arrays of a plan a number that means something has one of these types.
 
+use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use crate::group::MAX_GROUPS;
@@ -81,14 +82,19 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepId(pub u64);
 
-/// Row of a running request in the persistent block tables; stable while it runs.
+/// Row of a running request in the persistent block tables; stable while it runs. Its number is one more than the row's, so that no row
+/// takes no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Row(pub(crate) u32);
+pub struct Row(NonZeroU32);
 
 impl Row {
+    pub(crate) fn new(index: u32) -> Self {
+        Row(NonZeroU32::MIN.saturating_add(index))
+    }
+
     /// The row as an index.
     #[must_use]
     pub const fn index(self) -> usize {
-        self.0 as usize
+        self.0.get() as usize - 1
     }
 }

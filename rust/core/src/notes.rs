@@ -117,7 +117,7 @@ impl Scheduler {
 
     /// Notes `reason` for the request at `seat`.
     pub(crate) fn note(&mut self, seat: usize, reason: Reason) {
-        let id = self.request(seat).id;
+        let id = self.request(seat).id();
         self.timelines.note(seat, id, self.steps, reason);
     }
 
@@ -135,7 +135,7 @@ impl Scheduler {
 
     /// Counts and notes for those that do not fit that the request at `seat` was admitted.
     pub(crate) fn note_passed(&mut self, seat: usize) {
-        let request = self.request(seat).id.0;
+        let request = self.request(seat).id().0;
         for at in 0..self.blocked.len() {
             let blocked = self.blocked[at];
             self.asks[blocked].passed += 1;
@@ -164,7 +164,7 @@ impl Scheduler {
 
     /// Notes that the request at `seat` is about to lose everything to the one at `taker`.
     pub(crate) fn note_preemption(&mut self, seat: usize, taker: usize) {
-        let (request, tokens) = (self.request(taker).id.0, saturated(self.request(seat).computed as u64));
+        let (request, tokens) = (self.request(taker).id().0, saturated(self.request(seat).computed() as u64));
         self.note(seat, Reason::PreemptedBy { request, tokens });
     }
 

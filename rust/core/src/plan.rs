@@ -227,7 +227,12 @@ impl TableShape {
         for &[group, row, first, count] in dirty {
             let line = group as usize * self.rows + row as usize;
             let (to, count) = (line * self.max_blocks + first as usize, count as usize);
-            tables[to..to + count].copy_from_slice(&ids[from..from + count]);
+            if count == 1 {
+                // Nearly always: a decode began a block.
+                tables[to] = ids[from];
+            } else {
+                tables[to..to + count].copy_from_slice(&ids[from..from + count]);
+            }
             from += count;
         }
     }

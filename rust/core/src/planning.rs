@@ -13,8 +13,12 @@ use crate::mutant::{self, Mutant};
 use crate::plan::{PlanMemory, Sizes, TableShape};
 use crate::preemption::Growth;
 use crate::reason::Reason;
-use crate::request::{End, Place};
+use crate::request::{End, Place, Request};
 use crate::scheduler::Scheduler;
+
+/// Requests of which is read ahead at a time: so many reads wait for memory together, and what they brought is still in the nearest cache
+/// when it is used.
+pub(crate) const READ_AHEAD: usize = 32;
 
 impl Scheduler {
     /// Chooses the next step and writes it to `memory`, which must be the one that the last plan did not use.
@@ -52,7 +56,9 @@ impl Scheduler {
         self.pay_debts();
         self.displace();
         let made_room = self.counters.preemptions > preemptions_before;
-        self.pool.read_to_take(std::mem::take(&mut self.num_filled));
+        std::mem::swap(&mut self.takers, &mut self.crossing);
+        self.crossing.clear();
+        self.num_begun = 0;
         self.plan_running(&mut budget);
         let has_preempted = self.counters.preemptions > preemptions_before;
         if made_room && self.refused.is_none() {
@@ -108,7 +114,7 @@ impl Scheduler {
         if mutant::is_on(Mutant::SiblingsOfOtherRow) && siblings > 0 {
             rows.sample_rows[1] = 0;
         }
-        rows.sample_requests.iter_mut().zip(request.id.0..).for_each(|(to, id)| *to = id as i64);
+        rows.sample_requests.iter_mut().zip(request.id().0..).for_each(|(to, id)| *to = id as i64);
         let sample = samples.then_some(rows.first_sample);
         if chunk == 1 && samples {
             (rows.token_ids[0], rows.token_sources[0]) = (token as i32, source);
@@ -126,7 +132,7 @@ impl Scheduler {
         self.counters.wasted_rows_sum += (self.groups.len() * (request.table.len() * size.tokens() - end)) as u64;
         let (copied, partial) = (std::mem::take(&mut self.copied), std::mem::take(&mut self.partial_rows));
         flight.entries.push(Entry::new(seat, request.epoch, start, chunk, samples));
-        if samples && chunk == 1 && siblings == 0 {
+        if samples && chunk == 1 && siblings == 0 && self.groups.len() == 1 {
             request.foresee(start, size);
         }
         if copied || !shared.is_empty() || siblings > 0 {
@@ -148,9 +154,9 @@ impl Scheduler {
     }
 
     /// Adds the running requests from position `at` on, as long as each decodes in a block of its own, or takes a free one, and there
-    /// is budget: one token for each, from two cache lines of each. The position of the first that needs a closer look.
+    /// is budget: one token for each, from one cache line of each. The position of the first that needs a closer look.
     fn schedule_decodes(&mut self, at: usize, budget: &mut usize) -> usize {
-        let (step, has_keys) = (self.steps + 1, self.config.enable_prefix_caching);
+        let (step, has_keys, size) = (self.steps + 1, self.config.enable_prefix_caching, self.block_size);
         let most = (self.running.len() - at).min(*budget);
         // Out of the way of who takes a block, which touches none of them.
         let running = std::mem::take(&mut self.running);
@@ -163,9 +169,12 @@ impl Scheduler {
         while count < most {
             let seat = seats[count];
             let Some(request) = &mut self.seats[seat] else { break };
-            let Some(next) = request.next_row() else {
-                if request.has_filled_block() && self.begin_block(seat) {
-                    continue;
+            let Some(next) = request.next_row(size) else {
+                if request.has_filled_block() {
+                    self.read_to_begin();
+                    if self.begin_block(seat) {
+                        continue;
+                    }
                 }
                 break;
             };
@@ -182,7 +191,7 @@ impl Scheduler {
             if next.room > 0 {
                 continue;
             }
-            self.num_filled += 1;
+            self.crossing.push(seat);
             if !has_keys {
                 continue;
             }
@@ -203,11 +212,37 @@ impl Scheduler {
         at + count
     }
 
+    /// A decode is about to begin a block: reads what it and those behind it need, so many at a time that it all stays near until then.
+    fn read_to_begin(&mut self) {
+        if self.num_begun.is_multiple_of(READ_AHEAD) {
+            // Who takes content away from the pool is told so.
+            let is_told = self.pool.evictions() > 0;
+            let end = |&seat: &usize| {
+                let last = if is_told { self.timelines.ring(seat).last() } else { None };
+                let table = self.seats[seat].as_ref().map_or(0, Request::glance_at_table);
+                table ^ self.asks[seat].tenant ^ last.map_or(0, |record| record.times)
+            };
+            let takers = self.takers.iter().skip(self.num_begun).take(READ_AHEAD);
+            self.pool.read_to_take(takers.map(end));
+        }
+        self.num_begun += 1;
+    }
+
     /// Names the blocks that decodes have filled since this was called last. Whoever looks at names calls it before.
     pub(crate) fn name_filled(&mut self) {
-        let filled = std::mem::take(&mut self.filled);
-        black_box(filled.iter().fold(0, |seen, &seat| seen ^ self.request(seat).glance()));
-        for &seat in &filled {
+        let mut filled = std::mem::take(&mut self.filled);
+        filled.chunks(READ_AHEAD).for_each(|seats| self.name_blocks_of(seats));
+        filled.clear();
+        self.filled = filled;
+    }
+
+    /// Names the blocks that these decodes have filled: what it takes of all of them is read first.
+    fn name_blocks_of(&mut self, filled: &[usize]) {
+        let entries = &self.flight.of(self.steps + 1).entries;
+        let glance =
+            |request: &Request| request.glance() ^ entries.get(request.entry as usize).map_or(0, Entry::glance);
+        black_box(filled.iter().fold(0, |seen, &seat| seen ^ glance(self.request(seat))));
+        for &seat in filled {
             let request = self.seats[seat].as_mut().expect("a seat in use");
             if !request.is_mixed && !mutant::is_on(Mutant::KeyBeforeToken) {
                 request.extend_keys(&mut self.hasher, request.next());
@@ -219,7 +254,7 @@ impl Scheduler {
             request.keys.get(at).map(|key| (request.table.blocks()[at], key))
         };
         self.pool.read_to_name(filled.iter().filter_map(name));
-        for &seat in &filled {
+        for &seat in filled {
             let (request, end) = (self.request(seat), self.request(seat).next());
             if mutant::is_on(Mutant::KeyBeforeToken) {
                 self.name_completed(seat, end - 1, end);
@@ -228,8 +263,6 @@ impl Scheduler {
                 self.name_blocks(seat, full - 1..full);
             }
         }
-        self.filled = filled;
-        self.filled.clear();
     }
 
     /// Makes the keys of the blocks that rows `start..end` complete, and notes the block that comes next.
@@ -284,8 +317,8 @@ impl Scheduler {
         let first = self.flight.of(step).pending.len();
         for at in numbers {
             let request = self.seats[seat].as_ref().expect("a seat in use");
-            for (group, table) in request.tables().enumerate() {
-                let (block, key) = (table.blocks()[at], request.keys[at].in_group(group));
+            for group in 0..self.groups.len() {
+                let (block, key) = (request.table_of(group).blocks()[at], request.keys[at].in_group(group));
                 if self.pool.has_ledger() {
                     beside::enter(&mut self.pool, size, block, at, request);
                 }
@@ -358,7 +391,7 @@ impl Scheduler {
                 }
                 Growth::OverQuota
                     if self.flight.oldest().is_none()
-                        && self.tenants.of(self.asks[seat].tenant).held == self.asks[seat].account.held =>
+                        && self.tenants.of(self.asks[seat].tenant).held == self.request(seat).account.held =>
                 {
                     self.stop_running(seat);
                     self.end(seat, End::Capacity);
@@ -398,11 +431,12 @@ impl Scheduler {
     fn foresees(&mut self, seat: usize) -> bool {
         let (size, copied) = (self.block_size, self.copied);
         let request = self.seats[seat].as_mut().expect("a seat in use");
-        if copied || !request.is_decoding() || !request.drafts.is_empty() || request.siblings > 0 {
+        let has_others = self.groups.len() > 1;
+        if copied || has_others || !request.is_decoding() || !request.drafts.is_empty() || request.siblings > 0 {
             return false;
         }
         request.foresee(request.next(), size);
-        request.next_row().is_some()
+        request.next_row(size).is_some()
     }
 
     /// Tokens for the running request at position `at`, of `budget` that are left. `decodes_behind` is counted at the first prefill

@@ -137,7 +137,7 @@ impl Scheduler {
         self.stop_running(seat);
         let request = self.seats[seat].as_mut().expect("a seat in use");
         self.counters.preemptions += 1;
-        self.counters.recomputed_tokens += request.computed as u64;
+        self.counters.recomputed_tokens += request.computed() as u64;
         self.outlook.see_stop(request.num_outputs());
         request.preemptions += 1;
         request.forget_rows();
@@ -145,7 +145,7 @@ impl Scheduler {
             // The newest output may have filled a block whose last row was never planned: others may wait for it, or it for them.
             request.extend_keys(&mut self.hasher, request.num_tokens());
         }
-        let id = request.id;
+        let id = request.id();
         if mutant::is_on(Mutant::PreemptedToTail) {
             self.asks[seat].rank.arrival = self.next_id - 1;
         }
@@ -206,7 +206,7 @@ impl Scheduler {
             self.promised -= taken;
             left -= taken;
             if taken > 0 {
-                let request = self.request(seat).id.0;
+                let request = self.request(seat).id().0;
                 self.note(owner, Reason::PromiseTakenBy { request, blocks: taken });
                 self.recount(owner);
             }
@@ -253,7 +253,7 @@ impl Scheduler {
         }
         let rank = self.rank_in_running(seat);
         let held = |&other: &usize| {
-            if self.asks[other].tenant == self.asks[seat].tenant { self.asks[other].account.held } else { 0 }
+            if self.asks[other].tenant == self.asks[seat].tenant { self.request(other).account.held } else { 0 }
         };
         let below = self.running[rank + 1..].iter().rev().copied().filter(|&other| self.may_lose(other));
         let helps = |other: &usize| held(other) > 0 || mutant::is_on(Mutant::TenantVictimInVain);
@@ -267,7 +267,7 @@ impl Scheduler {
     pub(crate) fn cost_of(&self, seat: usize) -> (Reverse<i64>, bool, usize) {
         let request = self.request(seat);
         let class = if mutant::is_on(Mutant::ClassIgnored) { 0 } else { self.asks[seat].rank.class };
-        (Reverse(class), !self.is_over_soft(seat), request.computed)
+        (Reverse(class), !self.is_over_soft(seat), request.computed())
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! Before: submit or fork. After: the line orders by it, victims are chosen by it. A rank never changes while a request lives.
 
-use crate::accounts::Account;
 use crate::tenants::Backlog;
 
 /// Order of sequences: the smaller one is the higher. Total, since no two requests have the same arrival.
@@ -58,8 +57,6 @@ pub(crate) struct Ask {
     pub short_of: Option<u32>,
     /// Requests that were admitted before it although it was looked at first and did not fit.
     pub passed: u32,
-    /// What it holds and is expected to hold, while it runs.
-    pub account: Account,
     /// What it is of the queue, while it waits.
     pub backlog: Backlog,
     /// Rows up to here have been charged to its tenant.

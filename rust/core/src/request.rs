@@ -5,6 +5,7 @@
 
 use std::ops::{Deref, DerefMut};
 
+use crate::accounts::Account;
 use crate::block_hash::{BlockHasher, Prompt};
 use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
@@ -62,7 +63,7 @@ pub struct Limits {
 }
 
 /// Tokens that wait in a request's own memory before its list is touched.
-const FRESH: usize = 22;
+const FRESH: usize = 16;
 
 /// No token of any vocabulary.
 const NO_TOKEN: TokenId = TokenId::MAX;
@@ -70,67 +71,76 @@ const NO_TOKEN: TokenId = TokenId::MAX;
 /// Bits of an epoch that count; those above are the request's id, so that no two requests have an epoch in common.
 const EPOCH_BITS: u32 = 20;
 
-/// A live request. These cache lines are all that a decode step reads and writes, one request's behind the other's; the lists are
-/// touched when a block begins or fills up.
+/// A live request, in four cache lines, one request's behind the other's. A plan reads and writes the first one of those that decode, a
+/// commit the second too; where a block begins or ends it is all four, and the ends of the three lists that they lead to.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Request {
-    pub(crate) id: RequestId,
-    /// Raised when what is in flight for this request stops counting. No other request ever has the same.
+    /// Raised when what is in flight for this request stops counting. No other request ever has the same: it begins with the id.
     pub(crate) epoch: u64,
+    /// The last step that ran it, counted from 1.
+    pub(crate) planned_in: u64,
     /// Rows that committed steps have written, or that a hit brought.
-    pub(crate) computed: usize,
+    computed: u32,
     /// How many tokens it has: prompt, then confirmed outputs.
-    len: usize,
-    /// Row of KV memory of the row at position 0, were all blocks like the one that is being filled. Counts below `edge`.
-    slot_base: i64,
+    len: u32,
     /// Tokens that end it.
     longest: u32,
     /// A row below this one is planned from these lines alone, if it is the next; 0 = look at everything.
     edge: u32,
+    /// The block that ends there.
+    block: BlockId,
     /// Its last token.
-    pub(crate) newest: TokenId,
+    newest: TokenId,
     /// The only token that ends it, unless `watched`.
     stop: TokenId,
     pub(crate) place: Place,
-    /// The last step that ran it, counted from 1.
-    pub(crate) planned_in: u64,
-    /// Its entry there, if that step is in flight.
+    /// Its entry in the last step that ran it, if that is in flight.
     pub(crate) entry: u32,
     /// The entry of that plan's `sample_rows` that brings its next token but those before it.
     source: i32,
     /// Rows that steps in flight compute.
     ahead: u32,
     /// Tokens that they bring.
-    coming: u32,
-    /// Its newest tokens, which its list does not have yet.
-    fresh: [TokenId; FRESH],
+    coming: u8,
     num_fresh: u8,
     /// The next output needs a closer look: it is the first, or several tokens may end the text, or none yet.
     watched: bool,
     /// The block of the next row may be shared or published, so that a write asks for a copy first.
     pub(crate) asks_to_write: bool,
-    lists: Box<Lists>,
-}
 
-/// The rest of a request. What the end of a block needs stands first, in two cache lines.
-#[derive(Debug)]
-#[repr(C, align(64))]
-pub struct Lists {
+    /// Its newest tokens, which its list does not have yet.
+    fresh: [TokenId; FRESH],
+
+    /// Blocks at the head of the tables whose content this request found or published.
+    pub(crate) published: usize,
+    /// Blocks promised at admission and not yet taken.
+    pub(crate) promised: u32,
+    /// What it holds and is expected to hold, while it runs.
+    pub(crate) account: Account,
+    /// The weights changed while it ran: its rows are of several versions, so none of them is published any more.
+    pub(crate) is_mixed: bool,
+    /// Nothing but tokens and the key before it is hashed for a block behind the first.
+    is_plain: bool,
+    rest: Box<Rest>,
+
     /// The table of the first group.
     pub(crate) table: BlockTable,
-    /// Its tokens but the fresh ones.
-    tokens: Vec<TokenId>,
-    /// The tables of the groups behind the first, as long as `table`.
-    pub(crate) others: Box<[BlockTable]>,
     /// Keys of the first full blocks of its tokens. Those of the prompt are there from submit on.
     pub(crate) keys: Vec<Key>,
+    /// Its tokens but the fresh ones.
+    tokens: Vec<TokenId>,
+}
+
+/// The rest of a request.
+#[derive(Debug)]
+pub struct Rest {
+    /// The tables of the groups behind the first, as long as `table`.
+    pub(crate) others: Box<[BlockTable]>,
     /// What explains a miss, if that is wanted.
     pub(crate) trail: Option<Box<Trail>>,
     /// What it asks for its blocks, if anything.
     pub(crate) retention: Option<Box<Ranges>>,
-    /// Blocks at the head of the tables whose content this request found or published.
-    pub(crate) published: usize,
     /// Sequences that will go on from its prompt with its first output, and their rows while it runs.
     pub(crate) siblings: u32,
     pub(crate) spare_rows: Vec<Row>,
@@ -139,10 +149,6 @@ pub struct Lists {
     /// Drafts for the next plan, which follow its last token, known or on its way.
     pub(crate) drafts: Vec<TokenId>,
     pub(crate) prompt_len: usize,
-    /// Blocks promised at admission and not yet taken.
-    pub(crate) promised: u32,
-    /// The weights changed while it ran: its rows are of several versions, so none of them is published any more.
-    pub(crate) is_mixed: bool,
     /// What the keys depend on beside the tokens.
     pub(crate) chain: Chain,
     pub(crate) limits: Limits,
@@ -161,16 +167,16 @@ pub struct Lists {
 }
 
 impl Deref for Request {
-    type Target = Lists;
+    type Target = Rest;
 
-    fn deref(&self) -> &Lists {
-        &self.lists
+    fn deref(&self) -> &Rest {
+        &self.rest
     }
 }
 
 impl DerefMut for Request {
-    fn deref_mut(&mut self) -> &mut Lists {
-        &mut self.lists
+    fn deref_mut(&mut self) -> &mut Rest {
+        &mut self.rest
     }
 }
 
@@ -198,42 +204,43 @@ impl Request {
             _ => NO_TOKEN,
         };
         Request {
-            id,
             epoch: id.0 << EPOCH_BITS,
+            planned_in: 0,
             computed: 0,
-            len,
-            slot_base: 0,
+            len: len as u32,
             longest: len.saturating_add(limits.max_tokens as usize).min(max_model_len) as u32,
             edge: 0,
+            block: BlockId::NULL,
             newest: tokens.last().copied().unwrap_or_default(),
             stop,
             place: Place::Waiting,
-            planned_in: 0,
             entry: 0,
             source: -1,
             ahead: 0,
             coming: 0,
-            fresh: [0; FRESH],
             num_fresh: 0,
             watched: true,
             asks_to_write: false,
-            lists: Box::new(Lists {
-                table: BlockTable::new(),
+            fresh: [0; FRESH],
+            published: 0,
+            promised: 0,
+            account: Account::default(),
+            is_mixed: false,
+            is_plain: chain.extras.is_none() && trail.is_none(),
+            table: BlockTable::new(),
+            keys,
+            tokens,
+            rest: Box::new(Rest {
                 prompt_len: len,
-                tokens,
                 limits,
-                keys,
                 chain,
                 trail,
                 miss: None,
-                is_mixed: false,
                 others: Box::default(),
-                published: 0,
                 siblings: 0,
                 spare_rows: Vec::new(),
                 family: None,
                 drafts: Vec::new(),
-                promised: 0,
                 preemptions: 0,
                 secured: false,
                 submitted_us: now_us,
@@ -257,44 +264,53 @@ impl Request {
         child
     }
 
-    /// Its lists, which are all the memory that it has.
-    pub(crate) fn into_lists(self) -> Box<Lists> {
-        self.lists
+    /// Its name.
+    pub(crate) fn id(&self) -> RequestId {
+        RequestId(self.epoch >> EPOCH_BITS)
     }
 
     /// How many tokens it has.
     pub(crate) fn num_tokens(&self) -> usize {
-        self.len
+        self.len as usize
+    }
+
+    /// Rows that committed steps have written, or that a hit brought.
+    pub(crate) fn computed(&self) -> usize {
+        self.computed as usize
+    }
+
+    pub(crate) fn set_computed(&mut self, rows: usize) {
+        self.computed = rows as u32;
     }
 
     /// Its tokens. Whoever asks has settled them.
     pub(crate) fn tokens(&self) -> &[TokenId] {
         assert_eq!(self.num_fresh, 0, "fresh tokens are not in the list yet");
-        &self.lists.tokens
+        &self.tokens
     }
 
     /// Moves the fresh tokens to the list.
     pub(crate) fn settle(&mut self) {
         let fresh = usize::from(std::mem::take(&mut self.num_fresh));
-        self.lists.tokens.extend_from_slice(&self.fresh[..fresh]);
+        self.tokens.extend_from_slice(&self.fresh[..fresh]);
     }
 
     /// Makes room for so many tokens in all.
     pub(crate) fn reserve_tokens(&mut self, count: usize) {
-        let more = count.saturating_sub(self.lists.tokens.len());
-        self.lists.tokens.reserve_exact(more);
+        let more = count.saturating_sub(self.tokens.len());
+        self.tokens.reserve_exact(more);
     }
 
     /// The next row, if these lines alone are enough to plan it: a decode inside a block that it alone writes.
-    pub(crate) fn next_row(&self) -> Option<NextRow> {
+    pub(crate) fn next_row(&self, size: BlockSize) -> Option<NextRow> {
         let position = self.next();
         if position >= self.edge as usize || self.ends_in_flight() {
             return None;
         }
         let Place::Running(row) = self.place else { return None };
-        let ((token, source), slot) = (self.next_token(), self.slot_base + position as i64);
-        let room = self.edge as usize - position - 1;
-        Some(NextRow { row, position, token, source, slot, epoch: self.epoch, id: self.id, room })
+        let ((token, source), left) = (self.next_token(), self.edge as usize - position);
+        let slot = (i64::from(self.block.get()) + 1) * size.tokens() as i64 - left as i64;
+        Some(NextRow { row, position, token, source, slot, epoch: self.epoch, id: self.id(), room: left - 1 })
     }
 
     /// Whether it decodes, and the block that [`Request::foresee`] saw is full: its next row needs one more.
@@ -304,12 +320,12 @@ impl Request {
 
     /// The first row that no step has computed or is computing.
     pub(crate) fn next(&self) -> usize {
-        self.computed + self.ahead as usize
+        (self.computed + self.ahead) as usize
     }
 
     /// How many tokens it has when all steps in flight have brought theirs.
     pub(crate) fn num_tokens_to_come(&self) -> usize {
-        self.len + self.coming as usize
+        self.num_tokens() + usize::from(self.coming)
     }
 
     /// Whether the token that a step in flight brings ends it, whatever it is.
@@ -334,9 +350,9 @@ impl Request {
 
     /// Of what a step was to compute, `chunk` rows with a token or without, `kept` rows are there.
     pub(crate) fn land(&mut self, chunk: usize, kept: usize, samples: bool) {
-        self.computed += kept;
+        self.computed += kept as u32;
         self.ahead = self.ahead.saturating_sub(chunk as u32);
-        self.coming = self.coming.saturating_sub(u32::from(samples));
+        self.coming = self.coming.saturating_sub(u8::from(samples));
     }
 
     /// The one row of a decode is there, and so is its token.
@@ -353,7 +369,8 @@ impl Request {
 
     /// What steps in flight bring for it does not count.
     pub(crate) fn forget_flight(&mut self) {
-        self.epoch += 1;
+        let past = !0 << EPOCH_BITS;
+        self.epoch = self.epoch & past | self.epoch.wrapping_add(1) & !past;
         self.ahead = 0;
         self.coming = 0;
         self.look_closer();
@@ -377,7 +394,7 @@ impl Request {
 
     /// Rows and tokens that steps in flight bring.
     pub(crate) fn in_flight(&self) -> (usize, usize) {
-        (self.ahead as usize, self.coming as usize)
+        (self.ahead as usize, usize::from(self.coming))
     }
 
     /// The next token completes the key of a block that a step in flight fills.
@@ -385,13 +402,14 @@ impl Request {
         self.watched = true;
     }
 
-    /// Row `position` of a decode, and what follows in its block, can be planned from these lines alone, if nobody else may write there.
+    /// Row `position` of a decode with one table, and what follows in its block, can be planned from these lines alone, if nobody else may
+    /// write there.
     pub(crate) fn foresee(&mut self, position: usize, size: BlockSize) {
         self.edge = 0;
         let number = size.full_blocks(position);
-        let is_own = number + 1 == self.table.len() && !self.asks_to_write && self.others.is_empty();
+        let is_own = number + 1 == self.table.len() && !self.asks_to_write;
         if is_own && !mutant::is_on(Mutant::PublishPartial) {
-            self.slot_base = (i64::from(self.table.blocks()[number].get()) - number as i64) * size.tokens() as i64;
+            self.block = self.table.blocks()[number];
             self.edge = ((number + 1) * size.tokens()) as u32;
         }
     }
@@ -458,18 +476,18 @@ impl Request {
     }
 
     pub(crate) fn num_outputs(&self) -> usize {
-        self.len - self.prompt_len
+        self.num_tokens() - self.prompt_len
     }
 
     /// Keeps the first `len` tokens, and the keys of their full blocks, of which there are `blocks`.
     pub(crate) fn keep_tokens(&mut self, len: usize, blocks: usize, max_model_len: usize) {
         self.settle();
-        let lists = &mut *self.lists;
-        lists.tokens.truncate(len);
-        lists.prompt_len = lists.prompt_len.min(len);
-        lists.keys.truncate(blocks);
-        lists.drafts.clear();
-        if let Some(trail) = &mut lists.trail {
+        self.tokens.truncate(len);
+        self.keys.truncate(blocks);
+        let rest = &mut *self.rest;
+        rest.prompt_len = rest.prompt_len.min(len);
+        rest.drafts.clear();
+        if let Some(trail) = &mut rest.trail {
             trail.truncate(blocks);
         }
         self.recount(max_model_len);
@@ -477,8 +495,8 @@ impl Request {
 
     /// The list of tokens became shorter.
     fn recount(&mut self, max_model_len: usize) {
-        self.len = self.lists.tokens.len();
-        self.newest = self.lists.tokens[self.len - 1];
+        self.len = self.tokens.len() as u32;
+        self.newest = self.tokens[self.tokens.len() - 1];
         self.longest = self.longest_with(max_model_len);
         self.watched = true;
         self.look_closer();
@@ -496,23 +514,38 @@ impl Request {
         }
     }
 
+    /// Reads the end of its table, which is about to grow, and makes something of it.
+    pub(crate) fn glance_at_table(&self) -> u32 {
+        self.table.blocks().last().map_or(0, |block| block.get())
+    }
+
+    /// Reads what its end needs, all its lines among that, and makes something of it.
+    pub(crate) fn glance_at_all(&self) -> u64 {
+        let lines = self.epoch ^ u64::from(self.fresh[0]) ^ self.published as u64 ^ self.tokens.len() as u64;
+        let (cached, family) = (self.cached.unwrap_or_default() as u64, self.family.map_or(0, |first| first.0));
+        lines ^ self.num_outputs() as u64 ^ cached ^ family
+    }
+
     /// Reads the ends of its lists, which a call is about to need, and makes something of them.
     pub(crate) fn glance(&self) -> u32 {
-        let Lists { table, tokens, keys, promised, .. } = &*self.lists;
-        let block = table.blocks().last().map_or(0, |block| block.get());
-        block ^ tokens.last().copied().unwrap_or(0) ^ keys.last().map_or(0, |key| u32::from(key.0[0])) ^ promised
+        let block = self.table.blocks().last().map_or(0, |block| block.get());
+        block ^ self.tokens.last().copied().unwrap_or(0) ^ self.keys.last().map_or(0, |key| u32::from(key.0[0]))
     }
 
     /// Makes the missing keys of the full blocks of the first `tokens` tokens, by the fields that the prompt came with.
     pub(crate) fn extend_keys(&mut self, hasher: &mut BlockHasher, tokens: usize) {
         self.settle();
-        let Lists { tokens: list, keys, chain, trail, .. } = &mut *self.lists;
-        let tokens = &list[..tokens];
-        if mutant::is_on(Mutant::OutputsWithoutChain) {
-            hasher.extend(&hasher.plain_chain(), keys, tokens);
+        let tokens = &self.tokens[..tokens];
+        if self.is_plain && !self.keys.is_empty() && !mutant::is_on(Mutant::KeyWithoutParent) {
+            hasher.extend_plain(&mut self.keys, tokens);
             return;
         }
-        hasher.extend(chain, keys, tokens);
+        let Rest { chain, trail, .. } = &mut *self.rest;
+        if mutant::is_on(Mutant::OutputsWithoutChain) {
+            hasher.extend(&hasher.plain_chain(), &mut self.keys, tokens);
+            return;
+        }
+        hasher.extend(chain, &mut self.keys, tokens);
         if let Some(trail) = trail {
             trail.extend(hasher, tokens);
         }
@@ -522,18 +555,16 @@ impl Request {
     #[cold]
     pub(crate) fn guess_key(&mut self, hasher: &mut BlockHasher, tokens: usize) {
         self.settle();
-        let mut guessed = self.lists.tokens.clone();
+        let mut guessed = self.tokens.clone();
         guessed.resize(tokens, 0);
-        let Lists { keys, chain, .. } = &mut *self.lists;
-        hasher.extend(chain, keys, &guessed);
+        hasher.extend(&self.rest.chain, &mut self.keys, &guessed);
     }
 
     /// Makes the missing prints of the full blocks of the first `tokens` tokens, if misses are to be explained.
     pub(crate) fn extend_trail(&mut self, hasher: &mut BlockHasher, tokens: usize) {
         self.settle();
-        let Lists { tokens: list, trail, .. } = &mut *self.lists;
-        if let Some(trail) = trail {
-            trail.extend(hasher, &list[..tokens]);
+        if let Some(trail) = &mut self.rest.trail {
+            trail.extend(hasher, &self.tokens[..tokens]);
         }
     }
 
@@ -575,7 +606,7 @@ impl Request {
     }
 
     fn is_longest(&self) -> Option<End> {
-        (self.len >= self.longest as usize).then_some(End::Length)
+        (self.len >= self.longest).then_some(End::Length)
     }
 
     /// Whether `token`, the newest, ends a watched request.
@@ -604,7 +635,7 @@ impl Request {
         self.look_closer();
         if mutant::is_on(Mutant::TailLostOnPreempt) {
             let len = self.prompt_len;
-            self.lists.tokens.truncate(len);
+            self.tokens.truncate(len);
             self.recount(usize::MAX);
         }
     }

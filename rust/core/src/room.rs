@@ -85,7 +85,7 @@ impl Scheduler {
     }
 
     fn keep_room(&mut self, seat: usize, blocks: u32) {
-        self.made_room_for = Some((self.request(seat).id, blocks));
+        self.made_room_for = Some((self.request(seat).id(), blocks));
         self.promised += blocks;
     }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use hashbrown::HashTable;
 
-use crate::accounts::{Account, Outlook};
+use crate::accounts::Outlook;
 use crate::block_hash::{BlockHasher, Prompt};
 use crate::block_pool::{BlockPool, Release};
 use crate::block_size::BlockSize;
@@ -30,7 +30,7 @@ use crate::policy::{self, PolicyKind};
 use crate::queue_rules::PRIORITIES;
 use crate::rank::{Ask, Asked, Rank};
 use crate::reason::{Reason, saturated};
-use crate::request::{End, Limits, Lists, Place, Request};
+use crate::request::{End, Limits, Place, Request};
 use crate::retention::Ranges;
 use crate::stats::Counters;
 use crate::tenants::{self, Backlog, Tenants};
@@ -104,8 +104,11 @@ pub struct Scheduler {
     pub(crate) idle_sharers: Vec<usize>,
     /// Requests, by seat, whose row in the plan under way was the last of its block, which has no name yet. Kept for its memory.
     pub(crate) filled: Vec<usize>,
-    /// Decodes that filled a block in the last plan, or in the one under way so far: each takes one in the next.
-    pub(crate) num_filled: usize,
+    /// Decodes, by seat, that filled a block in the plan under way so far: each takes one in the next.
+    pub(crate) crossing: Vec<usize>,
+    /// The same of the last plan; and how many of the plan under way began one.
+    pub(crate) takers: Vec<usize>,
+    pub(crate) num_begun: usize,
     /// The request that is planned next writes to a block into which the step copies rows.
     pub(crate) copied: bool,
     /// Rows of a partial hit among those.
@@ -124,8 +127,7 @@ pub struct Scheduler {
     /// Requests, by seat, whose deadline is over in the plan under way. Kept for its memory.
     pub(crate) due: Vec<usize>,
     /// Memory of requests that ended: many may end in one step, so it is given back little by little.
-    #[expect(clippy::vec_box, reason = "what ends in a step is moved here, not copied")]
-    leavings: Vec<Box<Lists>>,
+    leavings: Vec<Request>,
     /// Cached tokens of requests that ended, the newest last.
     remembered: VecDeque<Remembered>,
     /// What was published lately, if misses are to be explained.
@@ -178,7 +180,7 @@ impl Scheduler {
             owes: false,
             into_room: None,
             made_room_for: None,
-            free_rows: (0..rows).rev().map(Row).collect(),
+            free_rows: (0..rows).rev().map(Row::new).collect(),
             promised: 0,
             steps: 0,
             draft: Draft::new(&config),
@@ -190,7 +192,9 @@ impl Scheduler {
             untold: Vec::new(),
             idle_sharers: Vec::new(),
             filled: Vec::with_capacity(rows as usize),
-            num_filled: 0,
+            crossing: Vec::with_capacity(rows as usize),
+            takers: Vec::with_capacity(rows as usize),
+            num_begun: 0,
             copied: false,
             partial_rows: 0,
             families: BTreeMap::new(),
@@ -305,17 +309,17 @@ impl Scheduler {
         if self.families.contains_key(&id) && !mutant::is_on(Mutant::SiblingsOutlive) {
             return self.end_family(id, End::Aborted);
         }
-        self.leave(id, End::Aborted)
+        self.leave_by_id(id, End::Aborted)
     }
 
     /// Ends one sequence of a request as aborted, the first one too; false as above.
     pub fn end_sequence(&mut self, id: RequestId) -> bool {
-        self.leave(id, End::Aborted)
+        self.leave_by_id(id, End::Aborted)
     }
 
     /// Ends a request as finished, because its text reached a stop that only the caller can see; false as above.
     pub fn finish(&mut self, id: RequestId) -> bool {
-        self.leave(id, End::Stop)
+        self.leave_by_id(id, End::Stop)
     }
 
     /// Forgets all published content that no live sequence holds; returns how many blocks forgot theirs.
@@ -478,11 +482,11 @@ impl Scheduler {
     pub(crate) fn end(&mut self, seat: usize, end: End) {
         self.note_end(seat, end);
         let request = self.seats[seat].take().expect("a seat in use");
-        self.by_id_remove(request.id, seat);
+        self.by_id_remove(request.id(), seat);
         if let Some(first) = request.family {
-            self.leave_family(first, request.id, end);
+            self.leave_family(first, request.id(), end);
         }
-        self.forget_untold(request.id);
+        self.forget_untold(request.id());
         self.empty_seats.push(seat);
         self.tenants.exit(self.asks[seat].tenant);
         self.expiries.clear(seat);
@@ -496,7 +500,7 @@ impl Scheduler {
         if mutant::is_on(Mutant::EndForgetsTimeline) {
             timeline = Ring::default();
         }
-        self.remembered.push_back(Remembered { id: request.id, cached, miss: request.miss, timeline });
+        self.remembered.push_back(Remembered { id: request.id(), cached, miss: request.miss, timeline });
         match end {
             End::Stop | End::Length => {
                 self.counters.finished += 1;
@@ -509,7 +513,7 @@ impl Scheduler {
                 self.counters.expired += 1;
             }
         }
-        let record = [request.id.0 as i64, end as i64];
+        let record = [request.id().0 as i64, end as i64];
         // Rows are reused from the next plan on, so who had one must be told first.
         match request.place {
             Place::Running(_) => {
@@ -518,7 +522,7 @@ impl Scheduler {
             }
             Place::Waiting => self.ended.push_back(record),
         }
-        self.leavings.push(request.into_lists());
+        self.leavings.push(request);
     }
 
     /// Gives back the memory of a few requests that ended.
@@ -526,8 +530,15 @@ impl Scheduler {
         self.leavings.truncate(self.leavings.len().saturating_sub(CLEARED_AT_ONCE));
     }
 
-    pub(crate) fn leave(&mut self, id: RequestId, end: End) -> bool {
-        let Some(seat) = self.seat_of(id) else { return false };
+    /// Ends the live request `id`, if there is one.
+    pub(crate) fn leave_by_id(&mut self, id: RequestId, end: End) -> bool {
+        let seat = self.seat_of(id);
+        seat.into_iter().for_each(|seat| self.leave(seat, end));
+        seat.is_some()
+    }
+
+    /// Ends the request at `seat`, wherever it is.
+    pub(crate) fn leave(&mut self, seat: usize, end: End) {
         match self.request(seat).place {
             Place::Waiting => {
                 if !mutant::is_on(Mutant::AbortWaitingLeaks) {
@@ -543,7 +554,6 @@ impl Scheduler {
             }
         }
         self.end(seat, end);
-        true
     }
 
     fn check(&self, prompt: &[TokenId], limits: &Limits, siblings: u32) -> Result<()> {
@@ -603,7 +613,6 @@ impl Scheduler {
             due_us: turn.deadline_us.min(turn.queue_deadline_us),
             cached_blocks: 0,
             short_of: None,
-            account: Account::default(),
             backlog: Backlog::default(),
             passed: 0,
             charged: 0,
@@ -646,7 +655,7 @@ impl Scheduler {
     }
 
     pub(crate) fn sit(&mut self, request: Request, ask: Ask) -> usize {
-        let id = request.id;
+        let id = request.id();
         let seat = self.empty_seats.pop().unwrap_or_else(|| {
             self.seats.push(None);
             self.asks.push(ask);
@@ -657,13 +666,18 @@ impl Scheduler {
         self.seats[seat] = Some(request);
         self.timelines.begin(seat);
         let seats = &self.seats;
-        self.by_id.insert_unique(spread(id), seat, |&seat| spread(seats[seat].as_ref().expect("a seat in use").id));
+        self.by_id.insert_unique(spread(id), seat, |&seat| spread(seats[seat].as_ref().expect("a seat in use").id()));
         seat
     }
 
     pub(crate) fn seat_of(&self, id: RequestId) -> Option<usize> {
-        let is_it = |&seat: &usize| self.seats[seat].as_ref().is_some_and(|request| request.id == id);
+        let is_it = |&seat: &usize| self.seats[seat].as_ref().is_some_and(|request| request.id() == id);
         self.by_id.find(spread(id), is_it).copied()
+    }
+
+    /// Whether the request at `seat` is found by its id, as it is: reads what its end will.
+    pub(crate) fn has_id_of(&self, seat: usize) -> bool {
+        self.by_id.find(spread(self.request(seat).id()), |&other| other == seat).is_some()
     }
 
     fn by_id_remove(&mut self, id: RequestId, seat: usize) {

@@ -17,7 +17,7 @@ impl Scheduler {
     pub(crate) fn look_again(&mut self, seat: usize, chunk: usize) -> Option<usize> {
         let request = self.request(seat);
         let is_its_own = request.is_mixed || !request.drafts.is_empty();
-        if is_its_own || self.block_size.offset(request.computed) > 0 || mutant::is_on(Mutant::SharerLooksOnce) {
+        if is_its_own || self.block_size.offset(request.computed()) > 0 || mutant::is_on(Mutant::SharerLooksOnce) {
             return None;
         }
         self.find_hits(seat);
@@ -72,7 +72,7 @@ impl Scheduler {
         self.ask_for_hits(seat, None);
         let (hits, size) = (self.hit.len(), self.block_size.tokens());
         let request = self.request_mut(seat);
-        request.computed = hits * size;
+        request.set_computed(hits * size);
         if request.num_outputs() == 0 && request.preemptions == 0 {
             request.cached = Some(hits * size);
             self.counters.prefix_hits += ((hits - kept) * size) as u64;

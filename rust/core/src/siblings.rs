@@ -38,14 +38,14 @@ impl Scheduler {
     /// The request at `seat` is the first of several sequences.
     pub(crate) fn begin_family(&mut self, seat: usize, siblings: u32) {
         let request = self.request_mut(seat);
-        let id = request.id;
+        let id = request.id();
         (request.siblings, request.family) = (siblings, Some(id));
         self.families.insert(id, vec![id]);
     }
 
     /// The sequence at `seat` was forked off one of a family, and belongs to it.
     pub(crate) fn join_family(&mut self, seat: usize) {
-        let (id, family) = (self.request(seat).id, self.request(seat).family);
+        let (id, family) = (self.request(seat).id(), self.request(seat).family);
         if let Some(members) = family.and_then(|first| self.families.get_mut(&first)) {
             members.push(id);
         }
@@ -68,7 +68,7 @@ impl Scheduler {
         let members = self.families.get(&first).cloned().unwrap_or_default();
         let mut did_end = false;
         for id in members {
-            did_end |= self.leave(id, end);
+            did_end |= self.leave_by_id(id, end);
         }
         did_end
     }
@@ -76,7 +76,7 @@ impl Scheduler {
     /// Ends those of whom one found no memory.
     pub(crate) fn end_doomed(&mut self) {
         for id in std::mem::take(&mut self.doomed) {
-            self.leave(id, End::Capacity);
+            self.leave_by_id(id, End::Capacity);
         }
     }
 
@@ -90,8 +90,8 @@ impl Scheduler {
     /// The request and the number under which plans tell of the sequence at `seat`; their sum is its id.
     pub(crate) fn name_of(&self, seat: usize) -> (i64, i64) {
         let request = self.request(seat);
-        let first = request.family.unwrap_or(request.id);
-        (first.0 as i64, (request.id.0 - first.0) as i64)
+        let first = request.family.unwrap_or(request.id());
+        (first.0 as i64, (request.id().0 - first.0) as i64)
     }
 
     /// Brings the first tokens of all sequences of a request: all of them, or it is sampled again.
@@ -117,7 +117,7 @@ impl Scheduler {
         }
         self.confirm(step, at, entry.chunk());
         committed.accepted += given.len();
-        let first = self.request(seat).id;
+        let first = self.request(seat).id();
         let rows = std::mem::take(&mut self.request_mut(seat).spare_rows);
         self.hand_on_promise(seat);
         self.request_mut(seat).siblings = 0;
@@ -155,7 +155,7 @@ impl Scheduler {
         self.stop_running(seat);
         let request = self.request_mut(seat);
         request.forget_rows();
-        let id = request.id;
+        let id = request.id();
         if self.config.enable_prefix_caching {
             // As after a preemption: the newest output may have filled a block.
             let request = self.seats[seat].as_mut().expect("a seat in use");

@@ -28,7 +28,7 @@ impl Scheduler {
                 continue;
             }
             let request = self.seats[seat].as_mut().expect("a seat in use");
-            let end = self.groups.first_kept(group, request.computed);
+            let end = self.groups.first_kept(group, request.computed());
             let leaving = &mut self.leaving;
             leaving.clear();
             let first = request.table_of_mut(group).forget_before(end, |block| leaving.push(block));
@@ -69,7 +69,7 @@ impl Scheduler {
     pub(crate) fn shared_and_leaving(&self, seat: usize) -> u32 {
         let (request, rows) = (self.request(seat), self.rows_to_promise(seat));
         let in_group = |(group, table): (usize, &BlockTable)| {
-            let leaving = &table.blocks()[self.groups.leaving(group, request.computed, rows)];
+            let leaving = &table.blocks()[self.groups.leaving(group, request.computed(), rows)];
             leaving.iter().filter(|&&block| self.pool.holders(block) > 1).count()
         };
         request.tables().enumerate().map(in_group).sum::<usize>() as u32

@@ -191,7 +191,7 @@ impl Scheduler {
         plan.token_sources[0] = source;
         plan.token_sources[1..].fill(-1);
         plan.sample_rows.iter_mut().zip(plan.first_token..).for_each(|(to, row)| *to = row as i32);
-        plan.sample_requests.fill(request.id.0 as i64);
+        plan.sample_requests.fill(request.id().0 as i64);
         self.draft.rows.put(request, start..end, size);
         let step = self.steps + 1;
         let flight = self.flight.of_mut(step);
@@ -276,9 +276,9 @@ impl Scheduler {
         let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let begun = request.published.max(size.full_blocks(start));
-        let mut full = size.full_blocks(request.computed);
+        let mut full = size.full_blocks(request.computed());
         if mutant::is_on(Mutant::RejectedDraftPublished) {
-            full = size.blocks_for(request.computed);
+            full = size.blocks_for(request.computed());
             request.guess_key(&mut self.hasher, full * size.tokens());
         }
         if begun >= full || !self.config.enable_prefix_caching || request.is_mixed {

@@ -65,16 +65,16 @@ impl Scheduler {
     /// The report on the request at `seat`.
     pub(crate) fn stall_of(&self, seat: usize) -> Stall {
         let request = self.request(seat);
-        let (start, held) = (request.computed, request.table.len());
+        let (start, held) = (request.computed(), request.table.len());
         let last = self.timelines.ring(seat).last();
         let noted = last.filter(|last| last.step == self.steps).map(|last| last.reason);
         let mut held_by: Vec<(RequestId, usize)> = (self.running.iter())
-            .map(|&seat| (self.request(seat).id, self.request(seat).tables().map(|table| table.len()).sum()))
+            .map(|&seat| (self.request(seat).id(), self.request(seat).tables().map(|table| table.len()).sum()))
             .collect();
         held_by.sort_by_key(|&(id, blocks)| (std::cmp::Reverse(blocks), id));
         held_by.truncate(MAX_HOLDERS);
         Stall {
-            request: request.id,
+            request: request.id(),
             is_running: matches!(request.place, Place::Running(_)),
             reason: noted.filter(|reason| reason.kind() == crate::reason::Kind::Wait),
             needed: self.groups.need(start, held, request.num_tokens()) as u32,

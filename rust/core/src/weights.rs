@@ -39,7 +39,7 @@ impl Scheduler {
         let mut mixed = 0;
         for &seat in &self.running {
             let request = self.seats[seat].as_mut().expect("a seat in use");
-            if request.computed == 0 {
+            if request.computed() == 0 {
                 request.forget_keys();
                 request.extend_keys(&mut self.hasher, request.num_tokens());
                 continue;

@@ -9,10 +9,12 @@ use crate::block_pool::BlockPool;
 use crate::ids::{BlockId, Key};
 
 impl BlockPool {
-    /// The next `count` blocks are about to be taken.
-    pub(crate) fn read_to_take(&self, count: usize) {
+    /// The next blocks are about to be taken, as many as `takers` has entries: each reads what else a take needs, while the way along the
+    /// queue waits for memory block by block.
+    pub(crate) fn read_to_take(&self, takers: impl ExactSizeIterator<Item = u32>) {
+        let count = takers.len();
         let next = || self.queue.iter().take(count);
-        black_box(next().fold(0, |seen, block| seen ^ self.index.glance(block)));
+        black_box(next().zip(takers).fold(0, |seen, (block, taker)| seen ^ taker ^ self.index.glance(block)));
         black_box(next().fold(0, |seen, block| seen ^ self.index.glance_at_name(block)));
     }
 
