@@ -51,11 +51,14 @@ impl Scheduler {
         self.pool.end_leases(step);
         self.pool.read_to_publish(&self.flight.of(step).pending);
         let entries = self.flight.of(step).entries.len();
-        // Nearly always each sample has its token, which then stands in the sample's place.
-        let in_place = if tokens.len() + 1 == starts.len() { tokens } else { &[] };
-        let (mut at, mut sample) = (0, 0);
+        // Up to the sample `whole`, from the next one on, each has its token. Nearly always all have.
+        let (mut at, mut sample, mut whole) = (0, 0, 0);
         while at < entries {
-            let (count, end) = self.commit_decodes(step, at, in_place.get(sample..).unwrap_or(&[]));
+            let first = starts[sample] as usize;
+            if sample >= whole {
+                whole = sample + num_whole(&tokens[first..], &starts[sample..]);
+            }
+            let (count, end) = self.commit_decodes(step, at, &tokens[first..][..whole - sample]);
             committed.accepted += count;
             (at, sample) = (at + count, sample + count);
             if let Some((seat, end)) = end {
@@ -387,6 +390,14 @@ impl Scheduler {
         }
         Ok(())
     }
+}
+
+/// How many samples from the first on have their token. There are 0 or 1 tokens for each.
+fn num_whole(tokens: &[i64], starts: &[i64]) -> usize {
+    if tokens.len() + 1 == starts.len() {
+        return tokens.len();
+    }
+    starts.windows(2).take_while(|pair| pair[0] < pair[1]).count()
 }
 
 /// Whether all numbers are `0..=most`: neither they nor what is left to `most` is negative. Looks at all, many at a time.
