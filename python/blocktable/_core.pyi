@@ -44,7 +44,10 @@ def set_mutant(name: str | None) -> None:
     """Choose the planted fault of this thread, or none. Raises `InvalidInputError` if this build has no such fault."""
 
 def cpu_instructions() -> tuple[str, ...]:
-    """Sets of instructions that this processor has for `cpu_attention`, the fastest first: avx512, avx2, portable."""
+    """Sets of instructions that this processor has for `cpu_attention`, the fastest first: amx, avx512, avx2, portable.
+
+    amx is avx512 with tiles for products of linear layers: each float32 number is taken as three of bfloat16, exactly.
+    """
 
 def cpu_attention(
     q: _Capsule,
@@ -139,6 +142,53 @@ def cpu_after_attention(
 ) -> None:
     """A decoder layer from its attention on: sum = hidden [M, K] + attended [M, A] times project [K, A]; then out [M, K] =
     sum + `cpu_gated` of the norm of the sum, times down [K, N]. `out` is other memory than `hidden`. As `cpu_linear`.
+    """
+
+@final
+class CpuLayer:
+    """A decoder layer for `cpu_layers`: its parameters, and how it attends. Its capsules are held as long as it lives."""
+
+    def __new__(
+        cls,
+        norms: Sequence[_Capsule],
+        weights: Sequence[_Capsule],
+        project: _Capsule,
+        gate: _Capsule,
+        up: _Capsule,
+        down: _Capsule,
+        *,
+        eps: Sequence[float],
+        activation: str,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        biases: Sequence[_Capsule] | None = None,
+    ) -> CpuLayer:
+        """`norms` and `eps`: of the layer's input, and before its gated part. `weights` and `biases`: of q, k and v. What they
+        mean is told at `cpu_before_attention`, `cpu_attention` and `cpu_after_attention`. Raises `ValueError` for an activation
+        that is not known; all else is checked by `cpu_layers`.
+        """
+
+def cpu_layers(
+    hidden: _Capsule,
+    cos: _Capsule,
+    sin: _Capsule,
+    out: _Capsule,
+    layers: Sequence[CpuLayer],
+    pages: Sequence[tuple[_Capsule, _Capsule]],
+    tables: Sequence[tuple[_Capsule, _Capsule, _Capsule, _Capsule]],
+    steps: Sequence[int],
+    *,
+    threads: int,
+    instructions: str | None = None,
+) -> float:
+    """Take the rows hidden [M, K] through whole layers to out [M, K], other memory: the same as the calls for their parts.
+
+    For each layer `pages` has k_cache and v_cache, and `steps` which of `tables` it follows: block_tables, query_starts,
+    seq_lens, and slots [M] int64. cos and sin [M, D] are those of every layer. The rest as in `cpu_attention` and `cpu_linear`;
+    all layers are checked before anything is written. Without `instructions`, rows of sequences that bring several are
+    multiplied by tiles where the processor has them, and those that come alone never. Returns the seconds that were not spent
+    in attention and stores.
     """
 
 def cpu_read_sum(numbers: _Capsule, *, threads: int) -> float:

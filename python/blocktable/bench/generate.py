@@ -196,8 +196,8 @@ def _linear_share(torch: Any, ours: Ours, prompts: Prompts, output: int) -> floa
 
 @contextmanager
 def _timed_linears(torch: Any) -> Iterator[list[float]]:
-    """Collects the seconds of every call of a linear layer, whatever its class, and of joined layers' halves, while the block
-    runs.
+    """Collects the seconds of every call of a linear layer, whatever its class, of joined layers' halves and of whole layers
+    without their attention, while the block runs.
     """
     from .. import _core
 
@@ -219,12 +219,13 @@ def _timed_linears(torch: Any) -> Iterator[list[float]]:
     def timed(call: Any) -> Any:
         def run(*tensors: Any, **options: Any) -> None:
             start = perf_counter()
-            call(*tensors, **options)
-            spent.append(perf_counter() - start)
+            own: float | None = call(*tensors, **options)
+            spent.append(perf_counter() - start if own is None else own)
 
         return run
 
-    halves = {name: getattr(_core, name) for name in ("cpu_before_attention", "cpu_after_attention")}
+    # Whole layers say themselves what was not attention.
+    halves = {name: getattr(_core, name) for name in ("cpu_before_attention", "cpu_after_attention", "cpu_layers")}
     for name, call in halves.items():
         setattr(_core, name, timed(call))
     handles = [hooks.register_module_forward_pre_hook(before), hooks.register_module_forward_hook(after)]

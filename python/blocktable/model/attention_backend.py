@@ -43,13 +43,15 @@ class AttentionBackend:
     """When single queries are told what they share; None: never."""
     rope_store_kv: Callable[..., Tensor] | None = None
     """As `kernels/rope.py`; None: queries and keys come rotated."""
+    run_layers: Callable[..., Tensor] | None = None
+    """As `cpu_attention.run_layers`; None: it knows no whole layers."""
     for_graph: Callable[[], AttentionBackend] | None = None
     """The same kernels with memory of their own, for one captured graph; None: they cannot be captured."""
 
 
 REFERENCE = AttentionBackend("reference", reference.store_kv, reference.paged_attention)
 """Plain torch: any device, any dtype."""
-CPU = AttentionBackend("cpu", cpu_attention.store_kv, cpu_attention.paged_attention)
+CPU = AttentionBackend("cpu", cpu_attention.store_kv, cpu_attention.paged_attention, run_layers=cpu_attention.run_layers)
 """The core's SIMD kernels."""
 
 
@@ -96,5 +98,10 @@ def _triton() -> AttentionBackend:
 
     kernels = gpu_attention.GpuKernels()
     return AttentionBackend(
-        "triton", kernels.store_kv, kernels.paged_attention, gpu_attention.CASCADE, gpu_attention.rope_store_kv, _triton
+        "triton",
+        kernels.store_kv,
+        kernels.paged_attention,
+        gpu_attention.CASCADE,
+        gpu_attention.rope_store_kv,
+        for_graph=_triton,
     )

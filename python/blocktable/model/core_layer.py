@@ -1,15 +1,15 @@
 """Decoder layers in two calls of the core, one before their attention and one after it, in the place of some thirty of torch.
 
 Before: `linear_backend` runs a model's linear layers on the core. After: the same layers, whose forward is joined while an
-engine runs the model. Always: a layer is joined only if its joined forward gives what its own gives, on random rows and
-positions; whatever else it may do (scaled residuals, norms in other places, other rotations) shows there, and then it stays as
-it is. Outside of an engine, with a gradient, or in another dtype, a joined layer runs its own forward.
+engine runs the model; where all of them are, and the context can, `layer_stack` runs them in one call. Always: a layer is
+joined only if its joined forward gives what its own gives, on random rows and positions; whatever else it may do (scaled
+residuals, norms in other places, other rotations) shows there, and then it stays as it is. Outside of an engine, with a
+gradient, or in another dtype, a joined layer runs its own forward.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from transformers import PreTrainedModel
 from .. import _core
 from .attention_bridge import binding_of
 from .cpu_linear import CoreLinear, fits
+from .front import Front, own_class, put_before, take_away
+from .layer_stack import LayerStack
 from .trace import AttentionCall, AttentionTrace
 
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -27,7 +29,7 @@ CHECKED_ROWS = 5
 ERROR = 1e-4
 """Of a joined layer against itself, relative to its largest answer; rounding gives about 1e-6."""
 
-_JOINED = "_blocktable_joined"
+_STACK = "_blocktable_stack"
 _PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -49,6 +51,12 @@ class Joined:
     down: nn.Parameter
     activation: str
     call: AttentionCall
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """All of them."""
+        norms = (self.norm, self.second_norm)
+        return (*norms, *self.projections, *(self.biases or ()), self.output, self.gate, self.up, self.down)
 
     def run(self, attention: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """hidden [1, T, K], cos and sin [1, T, D] to [1, T, K], through the context that `attention` is bound to."""
@@ -83,12 +91,14 @@ def _lend(tensor: Tensor) -> Any:
     return to_dlpack(tensor.detach())
 
 
-class JoinedForward(nn.Module):
+class JoinedForward(Front):
     """Goes before the class of a decoder layer: its forward while an engine runs the model."""
+
+    KEY = "_blocktable_joined"
 
     def forward(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         """The layer's own where the joined one cannot run."""
-        joined: Joined = self.__dict__[_JOINED]
+        joined: Joined = self.__dict__[self.KEY]
         attention: nn.Module = self.self_attn  # type: ignore[assignment]
         binding = binding_of(attention)
         positions = options.get("position_embeddings")
@@ -102,56 +112,50 @@ class JoinedForward(nn.Module):
             or not (fits(hidden_states) and fits(joined.norm))
         ):
             return super().forward(hidden_states, *args, **options)
+        stack: LayerStack | None = self.__dict__.get(_STACK)
+        if stack is not None:
+            answer = stack.forward(binding.layer, binding.slot.current, hidden_states, *positions)
+            if answer is not None:
+                return answer
         return joined.run(attention, hidden_states, *positions)
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """The class of a joined layer has no name of its own: it is made again where a copy is."""
-        return _blank, (_own_class(self),), self.__dict__
 
 
 def join_layers(model: PreTrainedModel, trace: AttentionTrace) -> int:
     """Join every decoder layer that can be; returns how many. Its linear layers run on the core already."""
     modules = dict(model.named_modules())
-    count = 0
+    count, stack = 0, []
     for call in trace.calls:
         layer = modules[call.module.rpartition(".")[0]]
         joined = _read(layer, call)
         if joined is None or isinstance(layer, JoinedForward):
             continue
-        own = type(layer)
-        layer.__dict__[_JOINED], layer.__class__ = joined, _joined_class(own)  # type: ignore[arg-type]
-        if _agrees(layer, own, joined):
+        put_before(layer, JoinedForward, joined)
+        if _agrees(layer, own_class(layer), joined):
             count += 1
+            stack.append(layer)
         else:
-            _part(layer)
+            take_away(layer)
+    if stack and len(stack) == len(trace.calls):
+        _stack(model, stack)
     return count
+
+
+def _stack(model: PreTrainedModel, layers: list[nn.Module]) -> None:
+    """Let all layers run in one call, if nothing happens between them."""
+    stack = LayerStack([layer.__dict__[JoinedForward.KEY] for layer in layers])
+    for layer in layers:
+        layer.__dict__[_STACK] = stack
+    if not stack.passes_through(model):
+        for layer in layers:
+            del layer.__dict__[_STACK]
 
 
 def part_layers(model: PreTrainedModel) -> None:
     """Let every layer run its own forward again."""
     for module in model.modules():
         if isinstance(module, JoinedForward):
-            _part(module)
-
-
-def _part(layer: nn.Module) -> None:
-    del layer.__dict__[_JOINED]
-    layer.__class__ = _own_class(layer)
-
-
-def _own_class(layer: nn.Module) -> type[nn.Module]:
-    own: type[nn.Module] = type(layer).__bases__[1]
-    return own
-
-
-@cache
-def _joined_class(own: type[nn.Module]) -> type[nn.Module]:
-    return type(own.__name__, (JoinedForward, own), {"__module__": own.__module__})
-
-
-def _blank(own: type[nn.Module]) -> nn.Module:
-    joined = _joined_class(own)  # type: ignore[arg-type]
-    return joined.__new__(joined)
+            module.__dict__.pop(_STACK, None)
+            take_away(module)
 
 
 def _read(layer: nn.Module, call: AttentionCall) -> Joined | None:

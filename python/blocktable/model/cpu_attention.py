@@ -7,6 +7,7 @@ twin.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,6 +66,38 @@ def paged_attention(
             sinks=None if sinks is None else _lend(sinks.float().contiguous()),
             threads=torch.get_num_threads(),
             instructions=instructions,
+        )
+    except ValueError as error:
+        raise KernelInputError(str(error)) from None
+    return out
+
+
+def run_layers(
+    layers: Sequence[_core.CpuLayer],
+    hidden: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    pages: Sequence[tuple[Tensor, Tensor]],
+    tables: Sequence[tuple[Tensor, ...]],
+    steps: Sequence[int],
+) -> Tensor:
+    """The rows hidden [T, K] through whole decoder layers: [T, K], all float32.
+
+    cos and sin [T, D] are those of every layer; for each of them `pages` has its caches, and `steps` which of `tables` it
+    follows: block_tables, query_starts, seq_lens and slots.
+    """
+    out = torch.empty_like(hidden)
+    try:
+        _core.cpu_layers(
+            _lend(hidden),
+            _lend(cos),
+            _lend(sin),
+            _lend(out),
+            layers,
+            [(to_dlpack(k), to_dlpack(v)) for k, v in pages],
+            [(_lend(table), _lend(starts), _lend(lens), _lend(slots)) for table, starts, lens, slots in tables],
+            steps,
+            threads=torch.get_num_threads(),
         )
     except ValueError as error:
         raise KernelInputError(str(error)) from None

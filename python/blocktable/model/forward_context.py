@@ -11,12 +11,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from ..kernels.attention_batch import AttentionBatch
 from .attention_backend import AttentionBackend
+
+if TYPE_CHECKING:
+    from .._core import CpuLayer
 
 
 class ForwardContext(Protocol):
@@ -62,7 +65,7 @@ class ContextSlot:
         return (ContextSlot, ())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GroupStep:
     """What one step reads and writes in one group of layers."""
 
@@ -103,6 +106,17 @@ class PagedForward:
             return None
         q = self._backend.rope_store_kv(q, k, v, *angles, k_cache, v_cache, self._steps[layer].slots)
         return self._read(layer, q, options)
+
+    def run_layers(self, layers: Sequence[CpuLayer], hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
+        """The rows hidden [T, K] through whole layers, all of the model's: [T, K]. None if the backend knows no whole layers,
+        or not with these caches; nothing is written then.
+        """
+        run = self._backend.run_layers
+        if run is None or any(tensor.dtype != hidden.dtype for pages in self._layers for tensor in pages):
+            return None
+        numbers = {id(step): number for number, step in enumerate(dict.fromkeys(self._steps))}
+        tables = [(*step.batch.integers(), step.slots) for step in dict.fromkeys(self._steps)]
+        return run(layers, hidden, cos, sin, self._layers, tables, [numbers[id(step)] for step in self._steps])
 
     def _read(self, layer: int, q: Tensor, options: dict[str, Any]) -> Tensor:
         """Attention over what lies in the caches: [T, Hq, Dv]."""

@@ -10,7 +10,6 @@ forward.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel
 
 from ..kernels import rope
 from .attention_bridge import LayerBinding, binding_of
+from .front import Front, own_class, put_before, take_away
 from .trace import AttentionCall, AttentionTrace
 
 FAR_POSITIONS = (0, 3, 5000, 10**6, 10**8)
@@ -28,12 +28,13 @@ ERROR = {torch.float32: 1e-4}
 ROUGH_ERROR = 3e-2
 """The same where numbers have two bytes: transformers rounds each product of a rotation, the kernel rounds once."""
 
-_ROTATING = "_blocktable_rotating"
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-class RotatingForward(nn.Module):
+class RotatingForward(Front):
     """Goes before the class of an attention module: its forward while an engine runs the model."""
+
+    KEY = "_blocktable_rotating"
 
     def forward(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         """The module's own where ours cannot run."""
@@ -41,7 +42,7 @@ class RotatingForward(nn.Module):
         return super().forward(hidden_states, *args, **options) if found is None else (found, None)
 
     def _attend(self, hidden_states: Tensor, args: tuple[Any, ...], options: dict[str, Any]) -> Tensor | None:
-        call: AttentionCall = self.__dict__[_ROTATING]
+        call: AttentionCall = self.__dict__[self.KEY]
         binding, angles = binding_of(self), options.get("position_embeddings")
         attend = None if binding is None else getattr(binding.slot.current, "attend_rotated", None)
         if binding is None or attend is None or args or angles is None or len(hidden_states) != 1:
@@ -61,10 +62,6 @@ class RotatingForward(nn.Module):
         projected: Tensor = self.o_proj(out.reshape(1, len(x), -1))  # type: ignore[operator]
         return projected
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """The class of a changed module has no name of its own: it is made again where a copy is."""
-        return _blank, (_own_class(self),), self.__dict__
-
 
 def rotate_in_store(model: PreTrainedModel, trace: AttentionTrace) -> int:
     """Change every attention module that can be; returns how many."""
@@ -74,12 +71,11 @@ def rotate_in_store(model: PreTrainedModel, trace: AttentionTrace) -> int:
         module = modules[call.module]
         if isinstance(module, RotatingForward) or not _may_rotate(module, call):
             continue
-        own = type(module)
-        module.__dict__[_ROTATING], module.__class__ = call, _rotating_class(own)  # type: ignore[arg-type]
-        if _agrees(module, own, call):
+        put_before(module, RotatingForward, call)
+        if _agrees(module, own_class(module), call):
             count += 1
         else:
-            _restore(module)
+            take_away(module)
     return count
 
 
@@ -87,31 +83,11 @@ def rotate_in_model(model: PreTrainedModel) -> None:
     """Let every attention module run its own forward again."""
     for module in model.modules():
         if isinstance(module, RotatingForward):
-            _restore(module)
+            take_away(module)
 
 
 def _may_rotate(module: nn.Module, call: AttentionCall) -> bool:
     return {name for name, _ in module.named_children()} == _PROJECTIONS and not call.has_sinks and not call.shares_kv
-
-
-def _restore(module: nn.Module) -> None:
-    del module.__dict__[_ROTATING]
-    module.__class__ = _own_class(module)
-
-
-def _own_class(module: nn.Module) -> type[nn.Module]:
-    own: type[nn.Module] = type(module).__bases__[1]
-    return own
-
-
-@cache
-def _rotating_class(own: type[nn.Module]) -> type[nn.Module]:
-    return type(own.__name__, (RotatingForward, own), {"__module__": own.__module__})
-
-
-def _blank(own: type[nn.Module]) -> nn.Module:
-    changed = _rotating_class(own)  # type: ignore[arg-type]
-    return changed.__new__(changed)
 
 
 @dataclass

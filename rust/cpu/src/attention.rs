@@ -1,5 +1,6 @@
 //! The door of the crate: checks a layer's inputs, cuts the work into items and runs them.
 
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,6 +18,7 @@ use crate::team;
 use crate::tensor::{Dtype, Tensor};
 
 /// One layer's attention over the rows that a step sees.
+#[derive(Clone, Copy)]
 pub struct Attention<'a> {
     /// [T, Hq, Dk], the last dimension without gaps.
     pub q: Tensor<'a>,
@@ -53,18 +55,13 @@ const ALONE: usize = 1 << 17;
 
 /// Attends every query, with `isa`'s instructions on up to `threads` threads. Refuses what does not fit before it writes anything.
 pub fn attend(inputs: &Attention<'_>, isa: Isa, threads: usize) -> Result<(), Refusal> {
-    let checked = check(inputs)?;
-    match inputs.q.dtype {
-        Dtype::F32 => attend_as::<f32>(inputs, &checked, isa, threads),
-        Dtype::Bf16 => attend_as::<Bf16>(inputs, &checked, isa, threads),
-        Dtype::F16 => attend_as::<F16>(inputs, &checked, isa, threads),
-        other => return refuse(format!("q has dtype {}: must be float32, bfloat16 or float16", other.name())),
-    }
+    Checked::of(inputs)?.run(isa, threads);
     Ok(())
 }
 
-/// The integers of a checked call.
-struct Checked<'a> {
+/// A checked call, and its integers.
+pub(crate) struct Checked<'a> {
+    inputs: Attention<'a>,
     tables: &'a [i32],
     columns: usize,
     starts: &'a [i32],
@@ -72,51 +69,81 @@ struct Checked<'a> {
     sinks: Option<&'a [f32]>,
 }
 
-fn check<'a>(inputs: &Attention<'a>) -> Result<Checked<'a>, Refusal> {
-    let mut sizes = Sizes::default();
-    sizes.bind("T Hq Dk", &inputs.q)?;
-    sizes.bind("N Hkv B Dk", &inputs.k_cache)?;
-    sizes.bind("N Hkv B Dv", &inputs.v_cache)?;
-    sizes.bind("T Hq Dv", &inputs.out)?;
-    sizes.bind("S C", &inputs.block_tables)?;
-    sizes.bind("S+1", &inputs.query_starts)?;
-    sizes.bind("S", &inputs.seq_lens)?;
-    for tensor in [&inputs.k_cache, &inputs.v_cache, &inputs.out] {
-        check_dtype(tensor, inputs.q.dtype, ", the dtype of q")?;
+impl<'a> Checked<'a> {
+    pub(crate) fn of(inputs: &Attention<'a>) -> Result<Checked<'a>, Refusal> {
+        if !matches!(inputs.q.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16) {
+            let found = inputs.q.dtype.name();
+            return refuse(format!("q has dtype {found}: must be float32, bfloat16 or float16"));
+        }
+        let mut sizes = Sizes::default();
+        sizes.bind("T Hq Dk", &inputs.q)?;
+        sizes.bind("N Hkv B Dk", &inputs.k_cache)?;
+        sizes.bind("N Hkv B Dv", &inputs.v_cache)?;
+        sizes.bind("T Hq Dv", &inputs.out)?;
+        sizes.bind("S C", &inputs.block_tables)?;
+        sizes.bind("S+1", &inputs.query_starts)?;
+        sizes.bind("S", &inputs.seq_lens)?;
+        for tensor in [&inputs.k_cache, &inputs.v_cache, &inputs.out] {
+            check_dtype(tensor, inputs.q.dtype, ", the dtype of q")?;
+        }
+        for tensor in [&inputs.q, &inputs.k_cache, &inputs.v_cache] {
+            check_rows(tensor)?;
+        }
+        if !inputs.out.is_contiguous() {
+            return refuse("out has gaps between its numbers: must be contiguous".to_owned());
+        }
+        let mut sinks = None;
+        if let Some(tensor) = &inputs.sinks {
+            sizes.bind("Hq", tensor)?;
+            sinks = Some(numbers::<f32>(tensor, Dtype::F32)?);
+        }
+        let (heads, kv_heads) = (sizes.of("Hq"), sizes.of("Hkv"));
+        if kv_heads < 1 || !heads.is_multiple_of(kv_heads) {
+            return refuse(format!("q has Hq={heads}: must be a multiple of Hkv={kv_heads}"));
+        }
+        if sizes.of("B") < 1 {
+            return refuse("k_cache has B=0 in dimension 2: must be at least 1".to_owned());
+        }
+        if !inputs.scale.is_finite() {
+            return refuse(format!("scale={}: must be finite", inputs.scale));
+        }
+        if !(inputs.softcap >= 0.0 && inputs.softcap.is_finite()) {
+            return refuse(format!("softcap={}: must be 0 (none) or a finite number above it", inputs.softcap));
+        }
+        let checked = Checked {
+            inputs: *inputs,
+            tables: numbers(&inputs.block_tables, Dtype::I32)?,
+            columns: sizes.of("C"),
+            starts: numbers(&inputs.query_starts, Dtype::I32)?,
+            lens: numbers(&inputs.seq_lens, Dtype::I32)?,
+            sinks,
+        };
+        check_sequences(&checked, &sizes, inputs.window)?;
+        Ok(checked)
     }
-    for tensor in [&inputs.q, &inputs.k_cache, &inputs.v_cache] {
-        check_rows(tensor)?;
+
+    /// Rows of sequences that have one query, and of those that have several, in turn, each with whether it is of several.
+    pub(crate) fn runs(&self) -> Vec<(Range<usize>, bool)> {
+        let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
+        for bounds in self.starts.windows(2) {
+            let rows = bounds[0] as usize..bounds[1] as usize;
+            let is_chunk = rows.len() > 1;
+            match runs.last_mut() {
+                _ if rows.is_empty() => {}
+                Some((before, was_chunk)) if *was_chunk == is_chunk => before.end = rows.end,
+                _ => runs.push((rows, is_chunk)),
+            }
+        }
+        runs
     }
-    if !inputs.out.is_contiguous() {
-        return refuse("out has gaps between its numbers: must be contiguous".to_owned());
+
+    pub(crate) fn run(&self, isa: Isa, threads: usize) {
+        match self.inputs.q.dtype {
+            Dtype::Bf16 => attend_as::<Bf16>(self, isa, threads),
+            Dtype::F16 => attend_as::<F16>(self, isa, threads),
+            _ => attend_as::<f32>(self, isa, threads),
+        }
     }
-    let mut sinks = None;
-    if let Some(tensor) = &inputs.sinks {
-        sizes.bind("Hq", tensor)?;
-        sinks = Some(numbers::<f32>(tensor, Dtype::F32)?);
-    }
-    let (heads, kv_heads) = (sizes.of("Hq"), sizes.of("Hkv"));
-    if kv_heads < 1 || !heads.is_multiple_of(kv_heads) {
-        return refuse(format!("q has Hq={heads}: must be a multiple of Hkv={kv_heads}"));
-    }
-    if sizes.of("B") < 1 {
-        return refuse("k_cache has B=0 in dimension 2: must be at least 1".to_owned());
-    }
-    if !inputs.scale.is_finite() {
-        return refuse(format!("scale={}: must be finite", inputs.scale));
-    }
-    if !(inputs.softcap >= 0.0 && inputs.softcap.is_finite()) {
-        return refuse(format!("softcap={}: must be 0 (none) or a finite number above it", inputs.softcap));
-    }
-    let checked = Checked {
-        tables: numbers(&inputs.block_tables, Dtype::I32)?,
-        columns: sizes.of("C"),
-        starts: numbers(&inputs.query_starts, Dtype::I32)?,
-        lens: numbers(&inputs.seq_lens, Dtype::I32)?,
-        sinks,
-    };
-    check_sequences(&checked, &sizes, inputs.window)?;
-    Ok(checked)
 }
 
 /// Refuses lengths that contradict each other, and block ids that the cache does not have.
@@ -155,7 +182,8 @@ fn check_sequences(checked: &Checked<'_>, sizes: &Sizes, window: usize) -> Resul
     Ok(())
 }
 
-fn attend_as<E: Element>(inputs: &Attention<'_>, checked: &Checked<'_>, isa: Isa, threads: usize) {
+fn attend_as<E: Element>(checked: &Checked<'_>, isa: Isa, threads: usize) {
+    let inputs = &checked.inputs;
     let key_width = inputs.q.shape[2];
     let kv_heads = inputs.k_cache.shape[1];
     let layer = Layer::<E> {

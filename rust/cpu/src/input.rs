@@ -14,6 +14,13 @@ impl fmt::Display for Refusal {
     }
 }
 
+impl Refusal {
+    /// The same, of a layer of several.
+    pub(crate) fn of_layer(self, number: usize) -> Refusal {
+        Refusal(format!("layer {number}: {}", self.0))
+    }
+}
+
 pub(crate) fn refuse<T>(reason: String) -> Result<T, Refusal> {
     Err(Refusal(reason))
 }

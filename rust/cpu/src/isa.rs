@@ -6,6 +6,8 @@ use crate::lanes_avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use crate::lanes_avx512::Avx512;
 use crate::lanes_portable::Portable;
+#[cfg(target_arch = "x86_64")]
+use crate::tiles::Tiles;
 
 /// A set of instructions that this processor has.
 #[derive(Clone, Copy)]
@@ -13,6 +15,9 @@ pub struct Isa(Kind);
 
 #[derive(Clone, Copy)]
 enum Kind {
+    /// AVX-512, and tiles for products.
+    #[cfg(target_arch = "x86_64")]
+    Amx(Avx512, Tiles),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
     #[cfg(target_arch = "x86_64")]
@@ -31,6 +36,7 @@ impl Isa {
         let mut found = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
+            found.extend(Avx512::detect().zip(Tiles::detect()).map(|(lanes, tiles)| Isa(Kind::Amx(lanes, tiles))));
             found.extend(Avx512::detect().map(|lanes| Isa(Kind::Avx512(lanes))));
             found.extend(Avx2::detect().map(|lanes| Isa(Kind::Avx2(lanes))));
         }
@@ -38,7 +44,7 @@ impl Isa {
         found
     }
 
-    /// The fastest of this processor.
+    /// The fastest of this processor for any number of rows: without tiles, which are slower for few.
     pub fn best() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
@@ -52,14 +58,30 @@ impl Isa {
         Isa(Kind::Portable(Portable))
     }
 
+    /// The fastest of this processor for whole layers, which know what rows belong together.
+    pub fn best_of_layers() -> Isa {
+        Isa::named("amx").unwrap_or_else(Isa::best)
+    }
+
+    /// The same without tiles.
+    pub(crate) fn without_tiles(self) -> Isa {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx(lanes, _) => Isa(Kind::Avx512(lanes)),
+            _ => self,
+        }
+    }
+
     /// The one of this name, if the processor has it.
     pub fn named(name: &str) -> Option<Isa> {
         Isa::available().into_iter().find(|isa| isa.name() == name)
     }
 
-    /// `avx512`, `avx2` or `portable`.
+    /// `amx`, `avx512`, `avx2` or `portable`.
     pub fn name(self) -> &'static str {
         match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Amx(..) => "amx",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -72,11 +94,36 @@ impl Isa {
     pub(crate) fn lanes(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512(_) => Avx512::N,
+            Kind::Amx(..) | Kind::Avx512(_) => Avx512::N,
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2(_) => Avx2::N,
             Kind::Portable(_) => Portable::N,
         }
+    }
+
+    /// The proof of tiles for products.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn tiles(self) -> Option<Tiles> {
+        if let Kind::Amx(_, tiles) = self.0 { Some(tiles) } else { None }
+    }
+
+    /// Outputs of an item of a product are a multiple: whole tiles of any width.
+    pub(crate) fn panel(self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.tiles().is_some() {
+            return crate::tiles::GRAIN;
+        }
+        48
+    }
+
+    /// Bytes of a block of rows: with the weights of a tile they stay in the second-level cache. Tiles take the rows in parts of their
+    /// depth.
+    pub(crate) fn row_bytes(self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.tiles().is_some() {
+            return usize::MAX;
+        }
+        400 << 10
     }
 
     /// Runs `job`, compiled for these instructions.
@@ -84,7 +131,7 @@ impl Isa {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `lanes` proves that the processor has what the function is compiled for.
-            Kind::Avx512(lanes) => unsafe { with_avx512(lanes, job) },
+            Kind::Amx(lanes, _) | Kind::Avx512(lanes) => unsafe { with_avx512(lanes, job) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Kind::Avx2(lanes) => unsafe { with_avx2(lanes, job) },

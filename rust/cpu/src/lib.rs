@@ -16,6 +16,7 @@ mod around_attention;
 mod attention;
 mod chunk;
 mod decode;
+mod decoder_layers;
 mod element;
 mod input;
 mod isa;
@@ -26,6 +27,7 @@ mod lanes_avx2;
 mod lanes_avx512;
 mod lanes_portable;
 mod layer;
+mod left;
 mod linear;
 pub mod mutant;
 mod product;
@@ -35,9 +37,14 @@ mod store;
 mod strips;
 mod team;
 mod tensor;
+#[cfg(target_arch = "x86_64")]
+mod thirds;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub use around_attention::{AfterAttention, BeforeAttention, Norm, after_attention, before_attention};
 pub use attention::{Attention, attend};
+pub use decoder_layers::{DecoderLayer, DecoderLayers, Step, decoder_layers};
 pub use input::Refusal;
 pub use isa::Isa;
 pub use linear::{Activation, Gated, Linear, gated, linear};

@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::input::{Refusal, Sizes, check_dtype, numbers, refuse};
 use crate::isa::{Isa, Job};
 use crate::lanes::Lanes;
+use crate::left::Left;
 use crate::mutant::{self, Mutant};
 use crate::product::{Product, Start, Weight};
 use crate::scratch::{Scratch, with_call_memory, with_scratch};
@@ -79,18 +80,14 @@ pub struct Gated<'a> {
 pub(crate) const ROWS: usize = 256;
 /// Parts of the outputs, at least where they are whole panels: enough for threads to end at about the same time.
 const PARTS: usize = 16;
-/// Outputs of an item are a multiple: whole tiles of any width.
-const PANEL: usize = 48;
 /// Outputs of an item at most: its answers wait in the caches until they are written as rows.
 const WIDEST: usize = 192;
 /// Outputs of a gated item at most: both answers wait.
 const GATED: usize = 96;
-/// Bytes of a block of rows: with the weights of a tile they stay in the second-level cache.
-const ROW_BYTES: usize = 400 << 10;
 /// Products of two numbers below which a second thread costs more than it gives.
 const ALONE: usize = 1 << 17;
 /// Numbers below which a second thread costs more than it gives, where they are only moved.
-const MOVED_ALONE: usize = 1 << 15;
+pub(crate) const MOVED_ALONE: usize = 1 << 15;
 
 /// Multiplies, with `isa`'s instructions on up to `threads` threads. Refuses what does not fit before it writes anything.
 pub fn linear(inputs: &Linear<'_>, isa: Isa, threads: usize) -> Result<(), Refusal> {
@@ -133,14 +130,18 @@ pub fn gated(inputs: &Gated<'_>, isa: Isa, threads: usize) -> Result<(), Refusal
 }
 
 /// Lays the `rows` rows of x side by side, a block of them at a time, and runs `work` with each block, its first row and its rows.
-fn in_blocks(x: Rows, rows: usize, isa: Isa, threads: usize, mut work: impl FnMut(Strips, usize, usize)) {
-    with_call_memory(Strips::room(ROWS.min(rows), x.width, isa.lanes()), |memory| {
+fn in_blocks(x: Rows, rows: usize, isa: Isa, threads: usize, mut work: impl FnMut(Left, usize, usize)) {
+    let most = ROWS.min(rows);
+    with_call_memory(Left::room(most, x.width, isa), |memory| {
         for first in (0..rows).step_by(ROWS) {
             let block = ROWS.min(rows - first);
-            let strips = Strips::whole(memory.as_mut_ptr(), x.width);
-            // SAFETY: `block` rows of x are there, and memory for as many.
-            each_strip(block, x.width, isa, threads, |strip| isa.run(Packed { strips, strip, from: x.from(first) }));
-            work(strips, first, block);
+            let left = Left::new(memory.as_mut_ptr(), most, x.width, isa);
+            each_strip(block, x.width, isa, threads, |strip| {
+                isa.run(Packed { strips: left.strips, strip, from: x.from(first) });
+                // SAFETY: `block` rows of x are there, and memory for as many.
+                unsafe { left.fill(strip, 0..x.width) };
+            });
+            work(left, first, block);
         }
     });
 }
@@ -202,6 +203,19 @@ impl Answers {
 pub(crate) enum Target {
     Rows(Answers),
     Strips(Strips),
+    /// To be multiplied.
+    Left(Left),
+}
+
+impl Target {
+    /// Where they go as strips, if they do.
+    fn strips(&self) -> Option<Strips> {
+        match self {
+            Target::Rows(_) => None,
+            Target::Strips(strips) => Some(*strips),
+            Target::Left(left) => Some(left.strips),
+        }
+    }
 }
 
 /// How the answers of a product are cut into blocks of whole strips.
@@ -224,8 +238,10 @@ struct Block {
 impl Cut {
     fn of(weight: &Weight, rows: usize, widest: usize, isa: Isa) -> Cut {
         let lanes = isa.lanes();
-        let tall = (ROW_BYTES / (weight.depth() * most(lanes) * size_of::<f32>()).max(1)).max(1);
-        let wide = weight.outputs.div_ceil(PARTS).next_multiple_of(PANEL).clamp(PANEL, widest);
+        let panel = isa.panel();
+        let tall = isa.row_bytes() / (weight.depth() * most(lanes) * size_of::<f32>()).max(1);
+        let tall = tall.max(1);
+        let wide = (weight.outputs.div_ceil(PARTS) / panel * panel).clamp(panel, widest / panel * panel);
         Cut { rows, outputs: weight.outputs, tall, wide, lanes }
     }
 
@@ -299,7 +315,7 @@ pub(crate) unsafe fn multiply_all<const P: usize>(
 
 /// Two products of the same rows, joined by a gate.
 pub(crate) struct GatedProduct {
-    pub(crate) x: Strips,
+    pub(crate) x: Left,
     pub(crate) gate: Weight,
     pub(crate) up: Weight,
     pub(crate) activation: Activation,
@@ -330,12 +346,12 @@ impl Job for LinearItem<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let LinearItem { product, target, rows, block, scratch } = self;
-        let ([memory], _) = scratch.parts([block.room(L::N)]);
+        let ([memory, rest], _) = scratch.parts([block.room(L::N), product.room()]);
         let own = Strips::part(memory.as_mut_ptr(), block.outputs.len(), block.first_row(L::N), block.outputs.start);
-        let to = if let Target::Strips(strips) = target { strips } else { own };
+        let to = target.strips().unwrap_or(own);
         // SAFETY: the product and the answers have the rows and outputs that blocks are cut from.
         unsafe {
-            product.multiply(lanes, rows, block.strips.clone(), block.outputs.clone(), to);
+            product.multiply(lanes, rows, block.strips.clone(), block.outputs.clone(), to, rest);
             if let Target::Rows(answers) = target {
                 block.unpack(lanes, rows, own, answers);
             }
@@ -354,16 +370,16 @@ impl Job for GatedItem<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let GatedItem { product: GatedProduct { x, gate, up, activation, to: target }, rows, block, scratch } = self;
-        let ([gates, ups], _) = scratch.parts([block.room(L::N); 2]);
+        let products = [gate, up].map(|weight| Product { x: *x, weight: *weight, start: Start::Zero });
+        let ([gates, ups, rest], _) = scratch.parts([block.room(L::N), block.room(L::N), products[0].room()]);
         let part = |memory: &mut [f32]| {
             Strips::part(memory.as_mut_ptr(), block.outputs.len(), block.first_row(L::N), block.outputs.start)
         };
         let (own, ups) = (part(gates), part(ups));
-        let to = if let Target::Strips(strips) = target { *strips } else { own };
-        for (weight, to) in [(gate, to), (up, ups)] {
-            let product = Product { x: *x, weight: *weight, start: Start::Zero };
+        let to = target.strips().unwrap_or(own);
+        for (product, to) in products.into_iter().zip([to, ups]) {
             // SAFETY: as in `LinearItem`; the scratch has room for both.
-            unsafe { product.multiply(lanes, rows, block.strips.clone(), block.outputs.clone(), to) };
+            unsafe { product.multiply(lanes, rows, block.strips.clone(), block.outputs.clone(), to, rest) };
         }
         for number in block.strips.clone() {
             let strip = Strip::of(number, rows, L::N);
@@ -379,6 +395,10 @@ impl Job for GatedItem<'_> {
                     let both = if mutant::is(Mutant::GateAlone) { own } else { lanes.mul(own, up) };
                     store(lanes, gates.add(first), both, count);
                 }
+            }
+            if let Target::Left(left) = target {
+                // SAFETY: as above; items begin with a block and end with one or with the row.
+                unsafe { left.fill(strip, block.outputs.clone()) };
             }
         }
         if let Target::Rows(answers) = target {

@@ -57,6 +57,8 @@ mutants! {
     DepthCut,
     /// The numbers behind the last whole vector of a depth are left out.
     DepthTailLeftOut,
+    /// The last third of a number of three is left out.
+    LastThirdLeftOut,
     /// Every lane of a strip holds its first row.
     FirstRowInAllLanes,
     /// Products start from nothing instead of their bias.
@@ -69,6 +71,10 @@ mutants! {
     NoEps,
     /// Rotary positions turn the other way.
     TurnedBack,
+    /// Whole layers store no keys and values.
+    LayersStoreNothing,
+    /// Whole layers multiply rows that come alone in tiles, too.
+    SinglesInTiles,
 }
 
 #[cfg(feature = "mutants")]

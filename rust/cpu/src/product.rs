@@ -13,9 +13,12 @@ use std::ops::Range;
 
 use crate::input::Refusal;
 use crate::lanes::{Lanes, MOST_LANES};
+use crate::left::Left;
 use crate::mutant::{self, Mutant};
 use crate::strips::{FEW, Rows, Strip, Strips, load, store};
 use crate::tensor::Tensor;
+#[cfg(target_arch = "x86_64")]
+use crate::tiles;
 
 /// Numbers of a row that are added up by themselves: long sums of single numbers would lose digits.
 const DEPTH: usize = 512;
@@ -55,7 +58,7 @@ pub(crate) enum Start<'a> {
 /// Rows in strips, and a weight.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
-    pub(crate) x: Strips,
+    pub(crate) x: Left,
     pub(crate) weight: Weight,
     pub(crate) start: Start<'a>,
 }
@@ -65,7 +68,7 @@ pub(crate) struct Product<'a> {
 unsafe impl Sync for Product<'_> {}
 
 impl Product<'_> {
-    /// Writes the answers of some strips of `rows` rows and of some outputs.
+    /// Writes the answers of some strips of `rows` rows and of some outputs, with `memory` of [`Product::room`] numbers.
     ///
     /// # Safety
     /// They are there, and `to` has room for them that nobody else uses.
@@ -77,7 +80,15 @@ impl Product<'_> {
         strips: Range<usize>,
         outputs: Range<usize>,
         to: Strips,
+        memory: &mut [f32],
     ) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(thirds) = self.x.thirds {
+            // SAFETY: the caller's.
+            unsafe { tiles::multiply(self, thirds, rows, strips, outputs, to, memory) };
+            return;
+        }
+        let _ = memory;
         // SAFETY: the caller's.
         unsafe {
             if L::WIDE {
@@ -86,6 +97,15 @@ impl Product<'_> {
                 self.multiply_by::<L, 6, 2>(lanes, rows, strips, outputs, to);
             }
         }
+    }
+
+    /// Numbers of memory that an item needs beside that of its answers.
+    pub(crate) fn room(&self) -> usize {
+        #[cfg(target_arch = "x86_64")]
+        if self.x.thirds.is_some() {
+            return tiles::ROOM;
+        }
+        0
     }
 
     /// With tiles of `C` outputs, then of `D`, then of one. The weights of a tile stay in the first-level cache while all strips pass.
@@ -158,7 +178,7 @@ impl Product<'_> {
     #[inline(always)]
     unsafe fn turned<L: Lanes, const R: usize>(&self, lanes: L, strip: Strip, output: usize, some: usize, to: Strips) {
         let (depth, step) = (self.weight.depth(), self.weight.rows.step);
-        let (x, weight) = (self.x.at(strip, 0), self.weight.rows.row(output));
+        let (x, weight) = (self.x.strips.at(strip, 0), self.weight.rows.row(output));
         let mut totals = [lanes.splat(0.0); R];
         for (row, total) in totals.iter_mut().enumerate() {
             let mut start = [0.0; MOST_LANES];
@@ -293,7 +313,7 @@ impl Tile<'_> {
                 };
             }
         }
-        let x = x.at(strip, 0).cast_const();
+        let x = x.strips.at(strip, 0).cast_const();
         // Known to be a step apart each would be found from the one before, in a chain of additions.
         let weights: [*const f32; C] = black_box(std::array::from_fn(|c| weight.rows.row(output + c)));
         let next = weight.rows.row(output + C);

@@ -20,53 +20,79 @@ pub fn store_kv(
     slots: &Tensor<'_>,
     threads: usize,
 ) -> Result<(), Refusal> {
-    let mut sizes = Sizes::default();
-    sizes.bind("T Hkv Dk", k)?;
-    sizes.bind("T Hkv Dv", v)?;
-    sizes.bind("T", slots)?;
-    sizes.bind("N Hkv B Dk", k_cache)?;
-    sizes.bind("N Hkv B Dv", v_cache)?;
-    for tensor in [v, k_cache, v_cache] {
-        check_dtype(tensor, k.dtype, ", the dtype of k")?;
+    Store::check(k, v, k_cache, v_cache, slots)?.run(threads);
+    Ok(())
+}
+
+/// A checked call.
+pub(crate) struct Store<'a> {
+    slots: &'a [i64],
+    block_size: usize,
+    heads: usize,
+    /// Of the keys and of the values.
+    rows: [Rows; 2],
+    number_bytes: usize,
+}
+
+impl<'a> Store<'a> {
+    pub(crate) fn check(
+        k: &Tensor<'_>,
+        v: &Tensor<'_>,
+        k_cache: &Tensor<'_>,
+        v_cache: &Tensor<'_>,
+        slots: &Tensor<'a>,
+    ) -> Result<Store<'a>, Refusal> {
+        let mut sizes = Sizes::default();
+        sizes.bind("T Hkv Dk", k)?;
+        sizes.bind("T Hkv Dv", v)?;
+        sizes.bind("T", slots)?;
+        sizes.bind("N Hkv B Dk", k_cache)?;
+        sizes.bind("N Hkv B Dv", v_cache)?;
+        for tensor in [v, k_cache, v_cache] {
+            check_dtype(tensor, k.dtype, ", the dtype of k")?;
+        }
+        for tensor in [k, v, k_cache, v_cache] {
+            check_rows(tensor)?;
+        }
+        let slots = numbers::<i64>(slots, Dtype::I64)?;
+        let (block_size, heads) = (sizes.of("B"), sizes.of("Hkv"));
+        let rows = sizes.of("N") * block_size;
+        if let Some(&slot) = slots.iter().find(|&&slot| slot >= 0 && slot as usize >= rows) {
+            return refuse(format!("slots holds {slot}: must be below {rows} (blocks * block size)"));
+        }
+        let rows = [Rows::of(k, k_cache), Rows::of(v, v_cache)];
+        Ok(Store { slots, block_size, heads, rows, number_bytes: k.dtype.size() })
     }
-    for tensor in [k, v, k_cache, v_cache] {
-        check_rows(tensor)?;
-    }
-    let slots = numbers::<i64>(slots, Dtype::I64)?;
-    let (block_size, heads) = (sizes.of("B"), sizes.of("Hkv"));
-    let rows = sizes.of("N") * block_size;
-    if let Some(&slot) = slots.iter().find(|&&slot| slot >= 0 && slot as usize >= rows) {
-        return refuse(format!("slots holds {slot}: must be below {rows} (blocks * block size)"));
-    }
-    let bytes = k.dtype.size();
-    let moved = slots.len() * heads * (k.shape[2] + v.shape[2]) * bytes;
-    let sources = [Rows::of(k, k_cache), Rows::of(v, v_cache)];
-    team::run(if moved < ALONE { 1 } else { threads }, slots.len().div_ceil(TOKENS), &|item| {
-        let first = item * TOKENS;
-        for (token, &slot) in slots.iter().enumerate().skip(first).take(TOKENS) {
-            let slot = if mutant::is(Mutant::NowhereWritten) { slot.max(0) } else { slot };
-            if slot < 0 {
-                continue;
-            }
-            let slot = slot as usize;
-            let (block, mut offset) = (slot / block_size, slot % block_size);
-            if mutant::is(Mutant::StoredBeside) {
-                offset = (offset + 1) % block_size;
-            }
-            for rows in &sources {
-                for head in 0..heads {
-                    // SAFETY: token, head, block and offset are below T, Hkv, N and B, so both rows are inside their tensors, which
-                    // may be read and written (`Tensor::new`) and do not overlap; every slot is written once.
-                    unsafe {
-                        let from = rows.from.add((token * rows.from_steps[0] + head * rows.from_steps[1]) * bytes);
-                        let at = block * rows.to_steps[0] + head * rows.to_steps[1] + offset * rows.to_steps[2];
-                        std::ptr::copy_nonoverlapping(from, rows.to.add(at * bytes), rows.width * bytes);
+
+    pub(crate) fn run(&self, threads: usize) {
+        let Store { slots, block_size, heads, rows: ref sources, number_bytes: bytes } = *self;
+        let moved = slots.len() * heads * sources.iter().map(|rows| rows.width).sum::<usize>() * bytes;
+        team::run(if moved < ALONE { 1 } else { threads }, slots.len().div_ceil(TOKENS), &|item| {
+            let first = item * TOKENS;
+            for (token, &slot) in slots.iter().enumerate().skip(first).take(TOKENS) {
+                let slot = if mutant::is(Mutant::NowhereWritten) { slot.max(0) } else { slot };
+                if slot < 0 {
+                    continue;
+                }
+                let slot = slot as usize;
+                let (block, mut offset) = (slot / block_size, slot % block_size);
+                if mutant::is(Mutant::StoredBeside) {
+                    offset = (offset + 1) % block_size;
+                }
+                for rows in sources {
+                    for head in 0..heads {
+                        // SAFETY: token, head, block and offset are below T, Hkv, N and B, so both rows are inside their tensors, which
+                        // may be read and written (`Tensor::new`) and do not overlap; every slot is written once.
+                        unsafe {
+                            let from = rows.from.add((token * rows.from_steps[0] + head * rows.from_steps[1]) * bytes);
+                            let at = block * rows.to_steps[0] + head * rows.to_steps[1] + offset * rows.to_steps[2];
+                            std::ptr::copy_nonoverlapping(from, rows.to.add(at * bytes), rows.width * bytes);
+                        }
                     }
                 }
             }
-        }
-    });
-    Ok(())
+        });
+    }
 }
 
 /// Where the rows of one tensor come from and go to.

@@ -10,15 +10,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs `work` for every number below `items`, each once, on up to `threads` threads, of which this is one. Which thread takes which
-/// item is open; a panic of `work` comes out of here.
+/// Runs `work` for every number below `items`, each once, on up to `threads` threads, of which this is one. Each thread begins with
+/// neighbours, so that what an item asks memory for ahead serves the next one, and then helps the others; which thread takes which item
+/// is open. A panic of `work` comes out of here.
 pub(crate) fn run(threads: usize, items: usize, work: &(dyn Fn(usize) + Sync)) {
     let threads = threads.min(items);
     if threads <= 1 {
         (0..items).for_each(work);
         return;
     }
-    let shared = Shared { next: AtomicUsize::new(0), items, work, panic: Mutex::new(None) };
+    // Equal parts, of which the first ones are one longer.
+    let ends = |part: usize| part * (items / threads) + part.min(items % threads);
+    let parts = (0..threads).map(|part| Part { next: AtomicUsize::new(ends(part)), end: ends(part + 1) }).collect();
+    let shared = Shared { threads: AtomicUsize::new(0), parts, work, panic: Mutex::new(None) };
     match runtime() {
         // SAFETY: the runtime calls `in_region` on each of its threads with this pointer and returns when all have ended.
         Some(parallel) => unsafe { parallel(in_region, (&raw const shared).cast_mut().cast(), threads as c_uint, 0) },
@@ -36,25 +40,37 @@ pub(crate) fn run(threads: usize, items: usize, work: &(dyn Fn(usize) + Sync)) {
 
 /// What the threads of one call share.
 struct Shared<'a> {
-    next: AtomicUsize,
-    items: usize,
+    /// How many have come.
+    threads: AtomicUsize,
+    parts: Vec<Part>,
     work: &'a (dyn Fn(usize) + Sync),
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Neighbouring items, on a cache line of their own.
+#[repr(align(64))]
+struct Part {
+    next: AtomicUsize,
+    end: usize,
 }
 
 impl Shared<'_> {
     fn take_items(&self) {
         let all = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let item = self.next.fetch_add(1, Ordering::Relaxed);
-                if item >= self.items {
-                    return;
+            let own = self.threads.fetch_add(1, Ordering::Relaxed);
+            for part in 0..self.parts.len() {
+                let Part { next, end } = &self.parts[(own + part) % self.parts.len()];
+                loop {
+                    let item = next.fetch_add(1, Ordering::Relaxed);
+                    if item >= *end {
+                        break;
+                    }
+                    (self.work)(item);
                 }
-                (self.work)(item);
             }
         }));
         if let Err(panic) = all {
-            self.next.store(self.items, Ordering::Relaxed);
+            self.parts.iter().for_each(|part| part.next.store(part.end, Ordering::Relaxed));
             *self.panic.lock().unwrap_or_else(|held| held.into_inner()) = Some(panic);
         }
     }

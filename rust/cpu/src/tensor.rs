@@ -92,6 +92,12 @@ impl<'a> Tensor<'a> {
         crate::input::numbers(self, Dtype::F32)
     }
 
+    /// A contiguous one with its dimensions behind the first as one.
+    pub(crate) fn flat(&self) -> Tensor<'a> {
+        let width = self.shape()[1..].iter().product();
+        Tensor { dimensions: 2, shape: [self.shape[0], width, 1, 1], strides: [width, 1, 0, 0], ..*self }
+    }
+
     /// No numbers at all.
     pub(crate) fn is_empty(&self) -> bool {
         self.shape().contains(&0)

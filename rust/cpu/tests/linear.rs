@@ -6,7 +6,7 @@ mod common;
 
 use blocktable_cpu::{Activation, Dtype, Isa, Linear, Tensor, linear};
 use common::Random;
-use common::linear::{Layer, equals_oracle, gated_equals_oracle, matrix, matrix_to, vector};
+use common::linear::{Layer, equals_oracle, gated_equals_oracle, keeps_digits, matrix, matrix_to, vector};
 
 const ACTIVATIONS: [Activation; 2] = [Activation::Silu, Activation::GeluTanh];
 
@@ -39,6 +39,13 @@ fn every_number_of_outputs_is_right() {
 fn every_depth_is_right_across_the_edges_of_vectors_and_parts() {
     for depth in (0..=33).chain([63, 64, 65, 576, 1535, 1536, 1537, 1552, 2500, 3071, 3072, 3073, 4609]) {
         on_all([6, 8, depth]);
+    }
+}
+
+#[test]
+fn a_product_of_two_numbers_has_all_its_digits() {
+    for isa in Isa::available() {
+        keeps_digits(isa).unwrap_or_else(|what| panic!("on {}: {what}", isa.name()));
     }
 }
 

@@ -13,11 +13,11 @@ use crate::door::released;
 
 type Object<'py> = Bound<'py, PyAny>;
 
-fn refused(refusal: Refusal) -> PyErr {
+pub fn refused(refusal: Refusal) -> PyErr {
     PyValueError::new_err(refusal.to_string())
 }
 
-fn isa(name: Option<&str>) -> PyResult<Isa> {
+pub fn isa(name: Option<&str>) -> PyResult<Isa> {
     let Some(name) = name else { return Ok(Isa::best()) };
     Isa::named(name).ok_or_else(|| {
         let known: Vec<&str> = Isa::available().into_iter().map(Isa::name).collect();
@@ -204,7 +204,7 @@ pub fn cpu_after_attention(
     released(py, || after_attention(&inputs, isa, threads)).map_err(refused)
 }
 
-fn named(activation: &str) -> PyResult<Activation> {
+pub fn named(activation: &str) -> PyResult<Activation> {
     Activation::named(activation)
         .ok_or_else(|| PyValueError::new_err(format!("activation={activation}: must be silu or gelu_tanh")))
 }

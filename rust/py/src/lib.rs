@@ -11,6 +11,7 @@ mod block_ref;
 mod buffer;
 mod cache;
 mod cpu;
+mod cpu_layers;
 mod door;
 mod error;
 mod explain;
@@ -47,6 +48,8 @@ mod _core {
         cpu_after_attention, cpu_attention, cpu_before_attention, cpu_gated, cpu_instructions, cpu_linear,
         cpu_read_sum, cpu_store_kv,
     };
+    #[pymodule_export]
+    use super::cpu_layers::{CpuLayer, cpu_layers};
     #[pymodule_export]
     use super::hasher::BlockHasher;
     #[pymodule_export]

@@ -127,3 +127,17 @@ pub fn gated_equals_oracle(sizes: [usize; 3], activation: Activation, isa: Isa, 
     }
     Ok(())
 }
+
+/// Products of two numbers have float32's digits, whatever they are made of.
+pub fn keeps_digits(isa: Isa) -> Result<(), String> {
+    let layer = Layer::new([40, 70, 1], 9);
+    let got = layer.linear(isa, 1, false);
+    for (at, got) in got.into_iter().enumerate() {
+        let (wanted, size) = layer.exact(0, at / 70, at % 70);
+        let is_near = (f64::from(got) - wanted).abs() <= size / f64::from(1 << 22);
+        if !is_near {
+            return Err(format!("out[{at}] is {got}, not {wanted}"));
+        }
+    }
+    Ok(())
+}

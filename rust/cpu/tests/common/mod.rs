@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod halves;
+pub mod layers;
 pub mod linear;
 
 use blocktable_cpu::{Attention, Dtype, Isa, Tensor, attend, store_kv};
