@@ -46,6 +46,22 @@ def some_options(rng: random.Random, vocab: int) -> dict[str, Any]:
     }
 
 
+class SomeGuide:
+    """Allows these tokens and no other."""
+
+    is_over = False
+
+    def __init__(self, vocab: int, ids: list[int]) -> None:
+        self.allowed = np.isin(np.arange(vocab), ids)
+
+
+def some_guide(rng: random.Random, vocab: int, options: dict[str, Any]) -> Any:
+    """Of a row whose tokens nothing else forbids."""
+    if options["allowed_token_ids"] or options["bad_words"] or rng.random() < 0.5:
+        return None
+    return SomeGuide(vocab, [rng.choice([0, 1, 3, 4, 5]), *rng.sample(range(vocab), 9)])
+
+
 def some_logits(rng: random.Random, vocab: int) -> np.ndarray:
     """Some with many equal ones, some with a few that are minus infinity, some far apart."""
     numbers = np.random.default_rng(rng.randrange(2**32)).normal(size=(ROWS, vocab)) * rng.choice([1, 10, 6000])
@@ -70,7 +86,8 @@ def check(seed: int, make: type[Sampler] = Sampler) -> None:
     vocab = rng.choice([40, 255, 256, 700])
     sampler, asked = make(ROWS, vocab), [some_options(rng, vocab) for _ in range(ROWS)]
     for row, options in enumerate(asked):
-        sampler.set_row(row, resolved(vocab, **options), seed=row, prompt=np.array([1, 3]), outputs=np.array([4, 4]))
+        history, guide = (np.array([1, 3]), np.array([4, 4])), some_guide(rng, vocab, options)
+        sampler.set_row(row, resolved(vocab, **options), row, *history, guide)
     logits = some_logits(rng, vocab)
     rows = np.array(rng.sample(range(ROWS), rng.randint(1, ROWS)))
     got = sampler.sample(torch.from_numpy(logits[rows]), rows, np.full(len(rows), 2))
@@ -162,16 +179,30 @@ def raw_is_changed(self: Sampler, told: Any, logits: torch.Tensor, rows: Any, po
     return module.RawRows([logits.numpy()[entry] for entry in told.entries], list(range(len(told.entries))))
 
 
+def raw_of_guided_is_changed(self: Sampler, *given: Any) -> Any:
+    """As above, but of rows with a grammar only."""
+    has_guide, self._has_guide = self._has_guide, np.zeros_like(self._has_guide)
+    try:
+        return RAW(self, *given)
+    finally:
+        self._has_guide = has_guide
+
+
+RAW = Sampler._raw
+
+
 def first_spans(raw: np.ndarray, count: int) -> np.ndarray:
     """The best of each span only."""
     found = np.array([start + int(raw[start : start + 256].argmax()) for start in range(0, len(raw), 256)])
     return found[np.argsort(-raw[found], kind="stable")[:count]]
 
 
-@pytest.mark.parametrize("fault", ["changed", "spans", "ties"])
+@pytest.mark.parametrize("fault", ["changed", "changed where guided", "spans", "ties"])
 def test_a_faulty_reading_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault == "changed":
         monkeypatch.setattr(Sampler, "_raw", raw_is_changed)
+    elif fault == "changed where guided":
+        monkeypatch.setattr(Sampler, "_raw", raw_of_guided_is_changed)
     elif fault == "spans":
         monkeypatch.setattr(module, "_best", first_spans)
     else:

@@ -86,6 +86,7 @@ class Sampler:
         self._rules: dict[int, RowRules] = {}  # by row, of those that ask for any
         self._has_rules = np.zeros(num_rows, dtype=np.bool_)
         self._guides: dict[int, Guide] = {}  # by row, of those whose text follows a grammar
+        self._has_guide = np.zeros(num_rows, dtype=np.bool_)
 
     def set_row(
         self,
@@ -120,6 +121,7 @@ class Sampler:
             self._set_end_ids(row, resolved.end_token_ids)
         if guide is not None:
             self._guides[row] = guide
+            self._has_guide[row] = True
 
     def clear_row(self, row: int) -> None:
         """Row `row` belongs to nobody: back to greedy without masks."""
@@ -136,7 +138,8 @@ class Sampler:
             self._num_asking -= 1
         if self._rules.pop(row, None) is not None:
             self._has_rules[row] = False
-        self._guides.pop(row, None)
+        if self._guides.pop(row, None) is not None:
+            self._has_guide[row] = False
 
     def note(self, rows: NDArray[np.integer], ids: NDArray[np.int64]) -> None:
         """Output tokens that are confirmed: one more for each of `rows` [K], `ids` [K]."""
@@ -200,7 +203,7 @@ class Sampler:
         asking = rows[told.entries]
         if not _is_on_host(logits):
             return device.Raw(told, logits, self._is_random[asking])
-        is_changed = self._has_rules[asking] | (self._min_tokens[asking] > positions[told.entries])
+        is_changed = self._has_rules[asking] | self._has_guide[asking] | (self._min_tokens[asking] > positions[told.entries])
         table = logits.numpy()
         kept = [table[i].copy() if changed else table[i] for i, changed in zip(told.entries.tolist(), is_changed.tolist())]
         return RawRows(kept, list(range(len(kept))))
@@ -237,7 +240,8 @@ class Sampler:
 
     def _mask_grammars(self, logits: torch.Tensor, rows: NDArray[np.integer]) -> None:
         """Only what a row's grammar allows can be chosen. A sequence that ended, whose row ran ahead, is left as it is."""
-        guided = [(at, self._guides[row]) for at, row in enumerate(rows.tolist()) if row in self._guides]
+        entries = np.flatnonzero(self._has_guide[rows])
+        guided = [(at, self._guides[row]) for at, row in zip(entries.tolist(), rows[entries].tolist())]
         guided = [(at, guide) for at, guide in guided if not guide.is_over]
         if not guided:
             return
