@@ -118,7 +118,9 @@ def test_a_planted_fault_is_caught(planted: str, make_llm: MakeLLM, monkeypatch:
         def anew(rows: RunningRows, request: LiveRequest, row: int) -> None:
             if request.guide is not None and request.num_preemptions:
                 shape = request.guide
-                request.guide = grammar.Guide(shape._matcher.deep_copy(), shape.allowed, shape._silent, shape._end_ids)
+                request.guide = grammar.Guide(
+                    shape._grammar, shape._matcher.deep_copy(), shape.allowed, shape._silent, shape._end_ids
+                )
                 request.guide._matcher.reset()
             enter(rows, request, row)
 

@@ -6,12 +6,14 @@ import random
 import re
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema_rs
 import pytest
+import tokenizers
 
-from blocktable.errors import InvalidGrammarError
+from blocktable.errors import InvalidGrammarError, InvalidInputError
 from blocktable.sampling import grammar
 from blocktable.sampling.grammar import MAX_GBNF_BYTES, Grammars, Guide
 from blocktable.sampling.grammar_trial import LIMITS, Trial, _write
@@ -144,6 +146,50 @@ def test_a_guide_without_end_tokens_is_over_where_nothing_can_follow(grammars: G
     assert guide.failure is None
 
 
+@pytest.mark.parametrize("planted", [False, True])
+def test_an_end_that_reads_as_text_comes_only_where_the_grammar_is_satisfied(
+    planted: bool, grammars: Grammars, words: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [end], [letter], [last] = (words.encode(one, add_special_tokens=False) for one in "bac")
+    if planted:
+        monkeypatch.setattr(Guide, "_with_ends", lambda guide, allowed: allowed)
+    guide = grammars.compile(StructuredOutputsParams(regex="[ab]+c?")).guide([end])
+    allowed = [guide.allowed.nonzero()[0].tolist()]
+    guide.take(letter)
+    allowed.append(guide.allowed.nonzero()[0].tolist())
+    if planted:
+        assert end in allowed[0]
+    else:
+        assert allowed == [[letter], sorted([letter, end, last])]
+
+
+def byte_words(eos_token_id: int | None, decoder: Any) -> Any:
+    """A tokenizer of three letters, of which 0 is `a`."""
+    native = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "c": 2}, []))
+    native.decoder = decoder
+    return SimpleNamespace(vocab_size=3, eos_token_id=eos_token_id, native_text=native.to_str)
+
+
+@pytest.mark.parametrize("eos", [None, 2])
+def test_without_an_end_token_every_token_is_text(eos: int | None) -> None:
+    made = Grammars(byte_words(eos, tokenizers.decoders.ByteLevel()), 3).compile(StructuredOutputsParams(regex="[abc]"))
+    assert made.guide([]).allowed.tolist() == [True, True, eos is None]
+
+
+def test_a_tokenizer_that_spells_no_bytes_is_refused_where_a_grammar_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an engine with it starts."""
+    tried = []
+    make = grammar.make_tokenizer
+    monkeypatch.setattr(grammar, "make_tokenizer", lambda *parts: (tried.append(parts), make(*parts))[1])
+    grammars = Grammars(byte_words(2, tokenizers.decoders.Metaspace()), 3)
+    grammars.prepare()
+    for _ in range(2):
+        with pytest.raises(InvalidInputError, match="is not served with this model's tokenizer"):
+            grammars.compile(StructuredOutputsParams(regex="a"))
+    assert len(tried) == 1
+    grammars.close()
+
+
 def test_guides_of_one_grammar_do_not_know_each_other(grammars: Grammars) -> None:
     made = grammars.compile(StructuredOutputsParams(regex="ab|ba"))
     first, second = made.guide([]), made.guide([])
@@ -256,17 +302,35 @@ def test_a_trial_that_is_killed_refuses_that_grammar_only(guarded: Grammars, mon
     guarded.compile(StructuredOutputsParams(choice=["b"]))
 
 
-def test_a_step_that_costs_too_much_ends_the_guide_and_says_why(
-    words: Tokenizer, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An expression whose states are so many that the limit is met on the way."""
-    monkeypatch.setitem(LIMITS, "max_lexer_states", 200)
-    guide = Grammars(words, VOCAB_SIZE).compile(StructuredOutputsParams(regex="(.*a.{20}){1,20}")).guide([END_ID])
+def walk_until_it_is_over(guide: Guide, seed: int) -> int:
+    """How many tokens it took."""
     rng = random.Random(seed)
-    for _ in range(3000):
+    for taken in range(3000):
         if guide.is_over:
-            break
-        guide.take(rng.choice(guide.allowed.nonzero()[0].tolist()))
-    assert guide.is_over
-    assert guide.failure is not None
-    assert "too many" in guide.failure
+            return taken
+        guide.take(rng.choice([one for one in guide.allowed.nonzero()[0].tolist() if one != END_ID]))
+    raise AssertionError("it is never over")
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_step_that_costs_too_much_ends_the_guide_and_says_why_and_the_next_one_goes_as_far(
+    planted: bool, words: Tokenizer, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An expression whose states are so many that the limit is met on the way. All guides of a grammar share them: planted is
+    that it is kept."""
+    monkeypatch.setitem(LIMITS, "max_lexer_states", 200)
+    grammars, params = Grammars(words, VOCAB_SIZE), StructuredOutputsParams(regex="(.*a.{20}){1,20}")
+    if planted:
+        monkeypatch.setattr(grammar.Grammar, "is_spent", property(lambda _: False, lambda *_: None), raising=False)
+    lengths = []
+    for _ in range(3):
+        guide = grammars.compile(params).guide([END_ID])
+        lengths.append(walk_until_it_is_over(guide, seed))
+        assert guide.failure is not None
+        assert "too many" in guide.failure
+    assert lengths[0] > 1
+    assert (lengths == lengths[:1] * 3) is not planted
+
+
+def test_what_is_told_has_nothing_of_the_inside() -> None:
+    assert grammar._told("panic: out of\n range <backtrace> 0: at /usr/src/x.rs") == "panic: out of range"

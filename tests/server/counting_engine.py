@@ -32,6 +32,7 @@ FAULTS: dict[str, Any] = {
     "raise_at": -1,
     "die_after": 0,
     "passes_file": "",
+    "grammars_file": "",
     "leaks": False,
 }
 
@@ -68,6 +69,8 @@ def build(model: str, tokenizer: str | None, options: Mapping[str, Any]) -> Coun
         _plant_death(engine.loop, faults["die_after"])
     if faults["leaks"]:
         _plant_leak(engine.loop)
+    if faults["grammars_file"]:
+        _note_grammars(engine.grammars, Path(faults["grammars_file"]))
     return engine
 
 
@@ -113,6 +116,18 @@ def _plant_leak(loop: Any) -> None:
         return abort(number)
 
     loop.abort = leaking
+
+
+def _note_grammars(grammars: Any, path: Path) -> None:
+    """Each choice that is compiled, or tried, is a line of the file."""
+    compile_one = grammars.compile
+
+    def noting(params: Any) -> Any:
+        with path.open("a") as file:
+            file.write(f"{'|'.join(params.choice)}\n")
+        return compile_one(params)
+
+    grammars.compile = noting
 
 
 def build_deaf(model: str, tokenizer: str | None, options: Mapping[str, Any]) -> CountingEngine:

@@ -2,6 +2,8 @@
 is compiled leaves nothing behind."""
 
 import asyncio
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,3 +68,17 @@ def test_a_process_that_hears_no_abort_meanwhile_is_caught(launch: Launch) -> No
             leave(planted)
     finally:
         planted.close()
+
+
+@pytest.mark.parametrize("builder", ["build", "build_deaf"])
+def test_nothing_is_compiled_for_who_has_left(builder: str, launch: Launch, tmp_path: Path) -> None:
+    """`build_deaf` is the planted fault."""
+    noted = tmp_path / "grammars"
+    served = Served(launch(builder, fake_grammars_file=str(noted)))
+    try:
+        with nullcontext() if builder == "build" else pytest.raises(AssertionError):
+            leave(served)
+    finally:
+        served.close()
+    left = "yes"  # what `leave` asks for and leaves
+    assert (left in noted.read_text().split()) is (builder == "build_deaf")

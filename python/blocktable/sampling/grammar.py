@@ -15,7 +15,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,16 @@ MAX_GBNF_BYTES = 8_192
 
 KEPT = 64
 """Compiled grammars that are kept for the next request that asks for the same."""
+
+NO_END: dict[str, Any] = {
+    "content": "<|no end|>",
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+    "special": True,
+}
+"""An added token as tokenizers write one."""
 
 ANY_OBJECT = '{"type": "object"}'
 
@@ -61,15 +71,18 @@ class Grammars:
         self._trial: Trial | None = None
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._unreadable: str | None = None
+        """Why there is none for this model: found out once, as it takes as long as making it."""
         self._kept: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
 
     def prepare(self) -> None:
         """For grammars of strangers, before serving them: each new one is compiled in another process first, so that one that
         takes too long is refused. And what all grammars share is made, which takes a quarter of a second for 49,152 tokens
-        and lets no other thread run meanwhile. Nothing to do where llguidance is not installed."""
+        and lets no other thread run meanwhile. Nothing to do where llguidance is not installed, or does not read the
+        tokenizer."""
         try:
             self._shared()
-        except MissingExtraError:
+        except (MissingExtraError, InvalidInputError):
             return
         self._trial = Trial(*_parts(self._words, self._vocab_size))
 
@@ -77,11 +90,11 @@ class Grammars:
         """The grammar of that shape, up to its first mask; the interpreter is free meanwhile, for most of it.
 
         Raises `InvalidGrammarError` for one that cannot be read, that no text can satisfy, or that costs too much;
-        `MissingExtraError` without llguidance.
+        `MissingExtraError` without llguidance, `InvalidInputError` where that does not read this tokenizer.
         """
         with self._lock:
             kept = self._kept.get(params)
-            if kept is not None:
+            if kept is not None and not kept.is_spent:
                 self._kept.move_to_end(params)
                 return kept
         tokenizer = self._shared()
@@ -103,13 +116,21 @@ class Grammars:
 
     def _shared(self) -> LLTokenizer:
         with self._lock:
+            if self._tokenizer is None and self._unreadable is None:
+                try:
+                    self._tokenizer = make_tokenizer(*_parts(self._words, self._vocab_size))
+                except ImportError:
+                    raise MissingExtraError("structured_outputs", "structured", "llguidance") from None
+                except Exception as error:  # noqa: BLE001 - it raises plain ones for kinds that it does not read
+                    self._unreadable = _told(str(error))
             if self._tokenizer is None:
-                self._tokenizer = _tokenizer_of(self._words, self._vocab_size)
+                bound = f"is not served with this model's tokenizer: {self._unreadable}"
+                raise InvalidInputError("structured_outputs", "a grammar", bound)
             return self._tokenizer
 
 
 class Grammar:
-    """One compiled shape, from which guides start. Never changes."""
+    """One compiled shape, from which guides start. They share its lexer, whose states grow with all of their texts."""
 
     def __init__(self, tokenizer: LLTokenizer, params: StructuredOutputsParams, source: str, vocab_size: int) -> None:
         self._start, first = start(tokenizer, source)
@@ -118,12 +139,14 @@ class Grammar:
         self._silent = np.array([one for one in tokenizer.eos_tokens if one < vocab_size], dtype=np.int64)
         self._first = _bits(first, vocab_size)
         self._first[self._silent] = False
+        self.is_spent = False
+        """One of its guides met a limit. That of the lexer's states would meet the next one, too: compile anew."""
         if not self._first.any():
             raise _invalid(params, "no text of at least one token has it")
 
     def guide(self, end_ids: Iterable[int]) -> Guide:
         """One sequence at its start. `end_ids`: tokens that end its text where the grammar is satisfied."""
-        return Guide(self._start.deep_copy(), self._first, self._silent, np.array(sorted(end_ids), dtype=np.int64))
+        return Guide(self, self._start.deep_copy(), self._first, self._silent, np.array(sorted(end_ids), dtype=np.int64))
 
 
 class Guide:
@@ -134,8 +157,14 @@ class Guide:
     """
 
     def __init__(
-        self, matcher: LLMatcher, first: NDArray[np.bool_], silent: NDArray[np.int64], end_ids: NDArray[np.int64]
+        self,
+        grammar: Grammar,
+        matcher: LLMatcher,
+        first: NDArray[np.bool_],
+        silent: NDArray[np.int64],
+        end_ids: NDArray[np.int64],
     ) -> None:
+        self._grammar = grammar
         self._matcher = matcher
         self._silent = silent
         self._end_ids = end_ids
@@ -155,26 +184,26 @@ class Guide:
         # A mask that costs too much stops the matcher, too.
         if self._matcher.is_error():
             self.failure = _told(self._matcher.get_error())
+            self._grammar.is_spent = True
         self.is_over = self._matcher.is_stopped() or not self.allowed.any()
 
     def _with_ends(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        if not self._end_ids.size or not self._matcher.is_accepting():
+        """An end may read as a text that goes on with the grammar; it ends all the same, so only where that is satisfied."""
+        if not self._end_ids.size:
             return allowed
         allowed = allowed.copy()
-        allowed[self._end_ids] = True
+        allowed[self._end_ids] = self._matcher.is_accepting()
         return allowed
 
 
-def _tokenizer_of(words: Words, vocab_size: int) -> LLTokenizer:
-    try:
-        return make_tokenizer(*_parts(words, vocab_size))
-    except ImportError:
-        raise MissingExtraError("structured_outputs", "structured", "llguidance") from None
-
-
 def _parts(words: Words, vocab_size: int) -> tuple[str, int, int]:
-    """Arguments of `make_tokenizer`."""
-    return words.native_text(), max(vocab_size, words.vocab_size), words.eos_token_id or 0
+    """Arguments of `make_tokenizer`, which needs an end token: a vocabulary without one gets one behind all others."""
+    text, end = words.native_text(), words.eos_token_id
+    if end is None:
+        end, native = words.vocab_size, json.loads(text)
+        native["added_tokens"].append(NO_END | {"id": end})
+        text = json.dumps(native, ensure_ascii=False)
+    return text, max(vocab_size, words.vocab_size, end + 1), end
 
 
 def _source(params: StructuredOutputsParams) -> str:
@@ -214,8 +243,8 @@ def _invalid(params: StructuredOutputsParams, why: str) -> InvalidInputError:
 
 
 def _told(text: str) -> str:
-    """What a client is told: one line of at most 200 characters."""
-    return " ".join(text.replace("<non-verbose/>", "").split())[:200]
+    """What a client is told: one line of at most 200 characters, and nothing of the inside."""
+    return " ".join(text.replace("<non-verbose/>", "").partition("<backtrace>")[0].split())[:200]
 
 
 def _bits(mask: bytes, vocab_size: int) -> NDArray[np.bool_]:

@@ -198,6 +198,7 @@ class EngineProcess:
         try:
             self._submit(order)
         except Exception as error:  # noqa: BLE001 - one request's refusal, which its reader gets
+            self._compiling.discard(order.number)
             self._sender.post(Refused(order.number, ErrorRecord.of(error)))
 
     def _submit(self, order: Submit) -> None:
@@ -206,6 +207,8 @@ class EngineProcess:
         from .engine_sender import WireMailbox
 
         thread, request = self._running(), order.request
+        if "structured_outputs" in request.sampling and order.number not in self._compiling:
+            return  # left while others were compiled
         if self._intake is None:
             raise EngineDeadError("it is still being built")
         kind = RequestOutputKind.DELTA if request.is_streamed else RequestOutputKind.FINAL_ONLY
