@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from blocktable.errors import InvalidGrammarError
 from blocktable.server.engine_client import EngineRequest
@@ -35,6 +36,18 @@ def test_others_are_answered_while_a_grammar_is_tried(served: Served) -> None:
             assert await read(served.client, request([5, 6], 4, f"beside {place}"))
         assert not costly.done()
         with pytest.raises(InvalidGrammarError, match="takes more than"):
+            await costly
+
+    served.run(main())
+
+
+def test_a_deadline_runs_while_others_are_compiled(served: Served) -> None:
+    async def main() -> None:
+        costly = asyncio.ensure_future(read(served.client, shaped(COSTLY, "costly")))
+        await asyncio.sleep(0.05)
+        pieces = await read(served.client, replace(shaped({"choice": ["yes"]}, "behind"), queue_deadline_s=0.2))
+        assert [piece.finish_reason for piece in pieces] == ["refused"]
+        with pytest.raises(InvalidGrammarError):
             await costly
 
     served.run(main())

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
@@ -125,9 +126,9 @@ class EngineProcess:
         if isinstance(order, Submit):
             if "structured_outputs" in order.request.sampling:
                 self._compiling.add(order.number)
-                self._compiler.submit(self._try_submit, order)
+                self._compiler.submit(self._try_submit, order, time.perf_counter_ns())
             else:
-                self._try_submit(order)
+                self._try_submit(order, time.perf_counter_ns())
         elif isinstance(order, Abort):
             with self._moving:
                 self._compiling.discard(order.number)
@@ -194,14 +195,14 @@ class EngineProcess:
         scheduler = self._engine.loop.scheduler
         return Beat(scheduler.num_running, scheduler.num_waiting, scheduler.stats()["steps"], self._thread.still_s())
 
-    def _try_submit(self, order: Submit) -> None:
+    def _try_submit(self, order: Submit, arrived_ns: int) -> None:
         try:
-            self._submit(order)
+            self._submit(order, arrived_ns)
         except Exception as error:  # noqa: BLE001 - one request's refusal, which its reader gets
             self._compiling.discard(order.number)
             self._sender.post(Refused(order.number, ErrorRecord.of(error)))
 
-    def _submit(self, order: Submit) -> None:
+    def _submit(self, order: Submit, arrived_ns: int) -> None:
         from ..engine.intake import Wishes
         from ..engine.step_thread import Ticket
         from .engine_sender import WireMailbox
@@ -222,7 +223,7 @@ class EngineProcess:
         prompt = {"prompt_token_ids": request.prompt_token_ids, "cache_salt": request.cache_salt}
         job = self._intake.job(prompt, params, wishes)
         mailbox = WireMailbox(thread.outbox, thread.name(request.request_id), kind, order.number, self._sender)
-        ticket = Ticket(mailbox=mailbox, job=job, kind=kind)
+        ticket = Ticket(mailbox=mailbox, job=job, kind=kind, arrived_ns=arrived_ns)
         with self._moving:
             if job.grammar is not None and order.number not in self._compiling:
                 return
