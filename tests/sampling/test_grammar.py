@@ -313,7 +313,7 @@ def walk_until_it_is_over(guide: Guide, seed: int) -> int:
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_a_step_that_costs_too_much_ends_the_guide_and_says_why_and_the_next_one_goes_as_far(
+def test_a_step_that_costs_too_much_ends_the_guide_and_the_next_one_goes_as_far(
     planted: bool, words: Tokenizer, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An expression whose states are so many that the limit is met on the way. All guides of a grammar share them: planted is
