@@ -186,7 +186,9 @@ def test_options_do_what_they_say(cold: Callable[..., Answer]) -> None:
 def forgets_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     set_row = Sampler.set_row
     monkeypatch.setattr(
-        Sampler, "set_row", lambda self, row, asked, seed, prompt, outputs: set_row(self, row, asked, seed, prompt)
+        Sampler,
+        "set_row",
+        lambda self, row, asked, seed, prompt, outputs, *more: set_row(self, row, asked, seed, prompt, None, *more),
     )
 
 
