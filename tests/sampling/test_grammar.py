@@ -64,6 +64,11 @@ SHAPES: dict[str, tuple[dict[str, Any], Callable[[str], Any]]] = {
     "an end that need not be": ({"regex": "ab*"}, re.compile("ab*").fullmatch),
     "characters of several bytes": ({"regex": "[é漢😀]{1,4}"}, re.compile("[é漢😀]{1,4}").fullmatch),
     "choices": ({"choice": ["yes", "yes!", 'n"o\n', "ÿ"]}, ["yes", "yes!", 'n"o\n', "ÿ"].__contains__),
+    "what is spelled like special tokens": (
+        {"json": {"enum": ["<|start|>", "a<|end|>"]}},
+        ['"<|start|>"', '"a<|end|>"'].__contains__,
+    ),
+    "an expression that spells an end": ({"regex": r"<\|end\|>!*"}, re.compile(r"<\|end\|>!*").fullmatch),
     "GBNF": ({"grammar": 'root ::= "(" root ")" | "x"'}, is_nested),
     "Lark": ({"grammar": 'start: "(" start ")" | "x"'}, is_nested),
 }
@@ -109,7 +114,7 @@ def test_what_is_allowed_leads_to_a_text_of_the_shape(grammars: Grammars, words:
     check_shapes(grammars, words, seed)
 
 
-@pytest.mark.parametrize("planted", ["ends anywhere", "one mask for all", "a token is not told"])
+@pytest.mark.parametrize("planted", ["ends anywhere", "one mask for all", "a token is not told", "tokens are forced"])
 def test_a_planted_fault_is_caught(planted: str, words: Tokenizer, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if planted == "ends anywhere":
 
@@ -128,6 +133,8 @@ def test_a_planted_fault_is_caught(planted: str, words: Tokenizer, seed: int, mo
             return first[0].copy()
 
         monkeypatch.setattr(grammar, "_bits", same)
+    elif planted == "tokens are forced":
+        monkeypatch.setattr(grammar, "_free", lambda lark: lark)
     else:
         take = Guide.take
         monkeypatch.setattr(Guide, "take", lambda guide, token: None if token % 7 == 3 else take(guide, token))
@@ -330,6 +337,13 @@ def test_a_step_that_costs_too_much_ends_the_guide_and_the_next_one_goes_as_far(
         assert "too many" in guide.failure
     assert lengths[0] > 1
     assert (lengths == lengths[:1] * 3) is not planted
+
+
+@pytest.mark.parametrize("shape", [{"json": {"type": "animal"}}, {"grammar": "start: missing"}, {"regex": "(a"}])
+def test_what_is_told_is_of_what_was_written(shape: dict[str, Any], grammars: Grammars) -> None:
+    with pytest.raises(InvalidGrammarError) as refusal:
+        grammars.compile(StructuredOutputsParams(**shape))
+    assert not re.search("%|animal.*animal", refusal.value.bound)
 
 
 def test_what_is_told_has_nothing_of_the_inside() -> None:

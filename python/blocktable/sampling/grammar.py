@@ -12,6 +12,7 @@ characters are bound.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -43,6 +44,13 @@ NO_END: dict[str, Any] = {
     "special": True,
 }
 """An added token as tokenizers write one."""
+
+NO_FORCING = '%llguidance {"no_forcing": true}'
+
+IN_JSON = "at 1(8): failed to compile JSON schema: "
+
+OURS = re.compile(r"^\s*[0-9]+ \| (%llguidance \{\"no_forcing|start: %json)|^\s*\^\s*$")
+"""Lines of an error message that show what is written here, and not by the client."""
 
 ANY_OBJECT = '{"type": "object"}'
 
@@ -219,13 +227,17 @@ def _source(params: StructuredOutputsParams) -> str:
             whitespace["whitespace_pattern"] = params.whitespace_pattern
         try:
             # Not an empty one: a schema that is true or false takes none.
-            return LLMatcher.grammar_from_json_schema(schema, overrides=whitespace or None)
+            made = LLMatcher.grammar_from_json_schema(schema, overrides=whitespace or None)
         except ValueError as error:
             raise _invalid(params, _told(str(error))) from None
+        try:
+            return _free(f"start: %json {json.dumps(json.loads(made)['grammars'][0]['json_schema'])}")
+        except (ValueError, RecursionError):
+            return made  # which is refused, with the reason
     if params.regex is not None:
-        return LLMatcher.grammar_from_regex(params.regex)
+        return _free(json.loads(LLMatcher.grammar_from_regex(params.regex))["grammars"][0]["lark_grammar"])
     if params.choice:
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, params.choice)))
+        return _free("start: " + " | ".join(map(json.dumps, params.choice)))
     text = params.grammar or ""
     if not gbnf_to_lark.is_lark_syntax(text):
         if len(text.encode()) > MAX_GBNF_BYTES:
@@ -234,7 +246,13 @@ def _source(params: StructuredOutputsParams) -> str:
             text = gbnf_to_lark.gbnf_to_lark(text)
         except Exception as error:  # noqa: BLE001 - its reader raises bare ones, and whatever its regular expressions meet
             raise _invalid(params, f"is neither Lark's syntax nor GBNF: {_told(str(error))}") from None
-    return LLMatcher.grammar_from_lark(text)
+    return _free(text)
+
+
+def _free(lark: str) -> str:
+    """The same grammar, whose texts may be cut into any tokens. Else a text that nothing else can follow is cut by the
+    tokenizer, which takes what is spelled like a special token for one."""
+    return f"{lark}\n{NO_FORCING}\n"
 
 
 def _invalid(params: StructuredOutputsParams, why: str) -> InvalidInputError:
@@ -243,8 +261,10 @@ def _invalid(params: StructuredOutputsParams, why: str) -> InvalidInputError:
 
 
 def _told(text: str) -> str:
-    """What a client is told: one line of at most 200 characters, and nothing of the inside."""
-    return " ".join(text.replace("<non-verbose/>", "").partition("<backtrace>")[0].split())[:200]
+    """What a client is told: one line of at most 200 characters, of what the client wrote."""
+    text = text.replace("<non-verbose/>", "").replace(IN_JSON, "").partition("<backtrace>")[0]
+    lines = [line for line in text.splitlines() if OURS.search(line) is None]
+    return " ".join(" ".join(lines).split())[:200]
 
 
 def _bits(mask: bytes, vocab_size: int) -> NDArray[np.bool_]:
