@@ -4,8 +4,10 @@ what costs too much is refused, whatever else happens."""
 import json
 import random
 import re
+import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,7 @@ import tokenizers
 from blocktable.errors import InvalidGrammarError, InvalidInputError
 from blocktable.sampling import grammar
 from blocktable.sampling.grammar import MAX_GBNF_BYTES, Grammars, Guide
-from blocktable.sampling.grammar_trial import LIMITS, Trial, _write
+from blocktable.sampling.grammar_trial import ENDED, LIMITS, Trial, _write
 from blocktable.sampling.structured import StructuredOutputsParams
 from blocktable.text.tokenizer import Tokenizer
 from tests.engine.tiny_llama import END_ID, VOCAB_SIZE, make_tokenizer
@@ -288,6 +290,28 @@ def test_the_other_process_ends_with_its_owners_end_of_the_pipe_in_the_middle_of
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(timeout=30) == 0, "it ended by its limit, not by the end of the pipe"
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_an_end_waits_for_no_trial_and_none_follows_it(
+    planted: bool, guarded: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = guarded._trial
+    assert trial is not None
+    process = trial._running()
+    if planted:
+        # It waits for the limit instead.
+        monkeypatch.setattr(process, "kill", lambda: None)
+    with ThreadPoolExecutor(1) as thread:
+        refused = thread.submit(trial.check, grammar._source(COSTLY))
+        while not trial._lock.locked():
+            time.sleep(0.001)
+        guarded.close()
+        assert refused.result() == ENDED
+    assert (process.returncode == -signal.SIGKILL) is not planted
+    with pytest.raises(InvalidGrammarError, match="the engine has ended"):
+        guarded.compile(StructuredOutputsParams(choice=["a"]))
+    assert trial._process is None
 
 
 def test_a_trial_that_is_killed_refuses_that_grammar_only(guarded: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,9 @@ LIMITS: dict[str, Any] = {
 }
 """What one grammar may cost where llguidance counts; times are those that it tells for its units."""
 
+ENDED = "was not compiled: the engine has ended"
+"""Why a grammar is refused that nobody will need."""
+
 _HEAD = struct.Struct("<I")
 
 
@@ -66,21 +69,30 @@ class Trial:
         self._first = {"native": native, "num_tokens": num_tokens, "eos_token_id": eos_token_id}
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._closed = threading.Event()
 
     def check(self, source: str) -> str | None:
         """Why this grammar is refused: it takes too long. None for any other, right or wrong."""
         with self._lock:
+            if self._closed.is_set():
+                return ENDED
             try:
                 process = self._running()
                 _write(process.stdin, {"source": source})
                 _read(process.stdout, time.monotonic() + TRIAL_WALL_S)
             except (EOFError, TimeoutError, BrokenPipeError):
                 self._end()
+                if self._closed.is_set():
+                    return ENDED
                 return f"takes more than {TRIAL_CPU_S} s, or {TRIAL_BYTES >> 20} MiB, to compile"
             return None
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, whatever it compiles, for good."""
+        self._closed.set()
+        process = self._process
+        if process is not None:
+            process.kill()  # who waits for it, and has the lock, waits no longer
         with self._lock:
             self._end()
 
