@@ -4,6 +4,7 @@ what costs too much is refused, whatever else happens."""
 import json
 import random
 import re
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -290,6 +291,19 @@ def test_the_other_process_ends_with_its_owners_end_of_the_pipe_in_the_middle_of
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(timeout=30) == 0, "it ended by its limit, not by the end of the pipe"
+
+
+def test_a_trial_has_its_limits_and_leaves_no_picture_of_its_memory(guarded: Grammars) -> None:
+    guarded.compile(StructuredOutputsParams(choice=["a"]))
+    trial = guarded._trial
+    assert trial is not None
+    assert trial._process is not None
+    limits = {limit: resource.prlimit(trial._process.pid, limit)[0] for limit in (resource.RLIMIT_CORE, *BOUND)}
+    assert limits.pop(resource.RLIMIT_CORE) == 0
+    assert all(0 < most < 2**40 for most in limits.values())
+
+
+BOUND = (resource.RLIMIT_CPU, resource.RLIMIT_AS)
 
 
 @pytest.mark.parametrize("planted", [False, True])

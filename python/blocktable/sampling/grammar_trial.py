@@ -145,14 +145,22 @@ def _bound() -> None:
         import resource
     except ImportError:
         return
+    # The end by a limit leaves no picture of the memory behind.
+    _lower(resource.RLIMIT_CORE, 0)
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + TRIAL_CPU_S, most))
+    _lower(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + TRIAL_CPU_S)
     # The pages of the address space now, and as much as a grammar may take.
-    with open("/proc/self/statm") as sizes:
+    with contextlib.suppress(FileNotFoundError), open("/proc/self/statm") as sizes:
         now = int(sizes.read().split()[0]) * resource.getpagesize()
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + TRIAL_BYTES, most))
+        _lower(resource.RLIMIT_AS, now + TRIAL_BYTES)
+
+
+def _lower(limit: int, wanted: int) -> None:
+    """Have so much of it at most, or what the system lets this process have, if that is less."""
+    import resource
+
+    _, most = resource.getrlimit(limit)
+    resource.setrlimit(limit, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
 def _write(pipe: IO[bytes] | None, record: dict[str, Any]) -> None:
