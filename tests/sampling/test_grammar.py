@@ -374,6 +374,8 @@ def test_a_step_that_costs_too_much_ends_the_guide_and_the_next_one_goes_as_far(
         assert guide.failure is not None
         assert "too many" in guide.failure
     assert lengths[0] > 1
+    grammars.compile(StructuredOutputsParams(choice=["another"]))
+    assert (params in grammars._kept) is planted
     assert (lengths == lengths[:1] * 3) is not planted
 
 

@@ -112,6 +112,8 @@ class Grammars:
             raise _invalid(params, too_much)
         made = Grammar(tokenizer, params, source, self._vocab_size)
         with self._lock:
+            for spent in [one for one, grammar in self._kept.items() if grammar.is_spent]:
+                del self._kept[spent]  # its states are many
             self._kept[params] = made
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
