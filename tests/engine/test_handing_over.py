@@ -43,6 +43,16 @@ def check_launch() -> None:
     assert results == [[0.0], [1.0, 1.0]]
 
 
+def check_second_end() -> None:
+    """An end that failed is tried again: the second one has nobody to wait for."""
+    runs = ThreadRuns()
+    runs.close()
+    ending = threading.Thread(target=lambda: (runs.settle(), runs.close()), daemon=True)
+    ending.start()
+    ending.join(SOON_S)
+    assert not ending.is_alive(), "it waits for a thread that has ended"
+
+
 class Line:
     """A sender that keeps what is posted."""
 
@@ -71,12 +81,22 @@ def test_a_launch_comes_back_when_the_models_thread_has_taken_it_up() -> None:
     check_launch()
 
 
+def test_a_second_end_waits_for_nobody() -> None:
+    check_second_end()
+
+
 def test_the_readers_of_a_step_are_woken_once_a_line() -> None:
     check_wakes()
 
 
 FAULTS = {
     "the launcher does not wait": (ThreadRun, "wait_for_begin", lambda run: None, check_launch),
+    "a pass is launched for a thread that has ended": (
+        ThreadRuns,
+        "settle",
+        lambda runs: runs.launch(lambda: torch.empty(0)).result(),
+        check_second_end,
+    ),
     "each reader is woken by itself": (WireMailbox, "line", property(lambda mailbox: mailbox), check_wakes),
     "a reader is woken again for nothing": (Outbox, "deliver", lambda box, on_end: _deliver_twice(box, on_end), check_wakes),
 }

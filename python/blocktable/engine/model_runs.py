@@ -105,6 +105,8 @@ class ThreadRuns:
         return run
 
     def settle(self) -> None:
+        if not self._thread.is_alive():  # closed before: an end that failed is tried again
+            return
         # Behind whatever was launched, also if an interrupt made its launcher forget it.
         last = self.launch(lambda: torch.empty(0))
         last.result()
