@@ -238,7 +238,8 @@ impl BlockHasher {
 
     /// The same for tokens of a chain without fields, of which some keys are there.
     pub(crate) fn extend_plain(&mut self, keys: &mut Vec<Key>, tokens: &[TokenId]) {
-        for block in tokens[keys.len() * self.block_size..].chunks_exact(self.block_size) {
+        let from = keys.len() * self.block_size;
+        for block in tokens[from.min(tokens.len())..].chunks_exact(self.block_size) {
             let key = self.key_behind(&keys[keys.len() - 1], None, keys.len(), block);
             keys.push(key);
         }
