@@ -173,6 +173,16 @@ def test_an_end_that_reads_as_text_comes_only_where_the_grammar_is_satisfied(
         assert allowed == [[letter], sorted([letter, end, last])]
 
 
+def test_a_text_that_no_token_completes_is_no_text_of_its_shape(grammars: Grammars, words: Tokenizer) -> None:
+    [end], [letter] = (words.encode(one, add_special_tokens=False) for one in "ba")
+    made = grammars.compile(StructuredOutputsParams(choice=["ab"]))
+    for ends, failed in (([], False), ([end], True)):
+        guide = made.guide(ends)
+        guide.take(letter)
+        assert (guide.is_over, guide.failure is not None) == (failed, failed)
+    assert not made.is_spent
+
+
 def byte_words(eos_token_id: int | None, decoder: Any) -> Any:
     """A tokenizer of three letters, of which 0 is `a`."""
     native = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "c": 2}, []))

@@ -189,8 +189,11 @@ class Guide:
         self._matcher.consume_token(token_id)
         if not self._matcher.is_stopped():
             allowed = _bits(self._matcher.compute_bitmask(), len(self.allowed))
+            may_end = self._matcher.is_accepting() or bool(allowed[self._silent].any())
             allowed[self._silent] = False
             self.allowed = self._with_ends(allowed)
+            if not may_end and not self.allowed.any():
+                self.failure = "none of the model's tokens goes on"
         # A mask that costs too much stops the matcher, too.
         if self._matcher.is_error():
             self.failure = _told(self._matcher.get_error())
