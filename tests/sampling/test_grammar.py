@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import tokenizers
+from llguidance import gbnf_to_lark
 
 from blocktable.errors import InvalidGrammarError, InvalidInputError
 from blocktable.sampling import grammar
@@ -387,6 +388,26 @@ def test_a_step_that_costs_too_much_ends_the_guide_and_the_next_one_goes_as_far(
     grammars.compile(StructuredOutputsParams(choice=["another"]))
     assert (params in grammars._kept) is planted
     assert (lengths == lengths[:1] * 3) is not planted
+
+
+@pytest.mark.parametrize("text", ["\n", " ", "\r\n", "start\n", "start ", "\n start"])
+def test_long_grammars_are_told_apart_at_once(text: str, grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not in llguidance's own way, which takes a minute."""
+    monkeypatch.setattr(gbnf_to_lark, "is_lark_syntax", None)
+    with pytest.raises(InvalidGrammarError, match="at most 8192 bytes in GBNF"):
+        grammars.compile(StructuredOutputsParams(grammar="root ::=" + text * (60_000 // len(text))))
+
+
+def test_they_are_told_apart_as_llguidance_does(seed: int) -> None:
+    rng, found = random.Random(seed), set()
+    for _ in range(3000):
+        text = "".join(
+            rng.choice(["start", ":", " ", "\n", "\r", "\t", "a", "%llguidance", "{"]) for _ in range(rng.randint(1, 7))
+        )
+        is_lark = grammar.LARK.search(text) is not None
+        assert is_lark is gbnf_to_lark.is_lark_syntax(text), repr(text)
+        found.add(is_lark)
+    assert found == {True, False}
 
 
 @pytest.mark.parametrize("shape", [{"json": {"type": "animal"}}, {"grammar": "start: missing"}, {"regex": "(a"}])
