@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_GBNF_BYTES = 8_192
 """Of a grammar in GBNF: it is rewritten by a program in Python, which lets no other thread run."""
 
-KEPT = 64
+KEPT = 16
 """Compiled grammars that are kept for the next request that asks for the same."""
 
 NO_END: dict[str, Any] = {
