@@ -429,19 +429,18 @@ class StepLoop:
 
     def _end_of_text(self, request: LiveRequest, token_id: int) -> int | None:
         """The code of the end that a stop string brings, or a grammar after which nothing can follow."""
-        guide = request.guide
+        code, guide = None, request.guide
         if request.text is not None and request.text.stop_string is not None:
             code = _core.END_FINISHED_STOP
-        elif guide is None:
-            return None
-        else:
+        elif guide is not None:
             guide.take(token_id)
-            if not guide.is_over:
-                return None
-            code = _core.END_FINISHED_STOP if guide.failure is None else _core.END_ABORTED
-        if code == _core.END_ABORTED:
-            logger.warning("request %d ends: its grammar cannot go on: %s", request.id, request.guide and request.guide.failure)
-        self.scheduler.finish(request.id)
+            if guide.failure is not None:
+                logger.warning("request %d ends: its grammar cannot go on: %s", request.id, guide.failure)
+                code = _core.END_ABORTED
+            elif guide.is_over:
+                code = _core.END_FINISHED_STOP
+        if code is not None:
+            self.scheduler.finish(request.id)
         return code
 
     def _survive(self, plan: Plan, error: Exception) -> None:

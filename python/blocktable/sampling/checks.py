@@ -74,11 +74,16 @@ def texts(field: str, value: Any, most: int, longest: int) -> tuple[str, ...]:
             raise InvalidInputError(place, text, "must be a text")
         if not 1 <= len(text) <= longest:
             raise InvalidInputError(place, text[:64], f"has {len(text)} characters: must be 1..{longest}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInputError(place, text, f"must be valid Unicode: {error.reason} at {error.start}") from None
+        num_bytes(place, text)
     return tuple(dict.fromkeys(texts))
+
+
+def num_bytes(field: str, text: str) -> int:
+    """How many bytes of UTF-8 a text has; one with half a character has none."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(field, text, f"must be valid Unicode: {error.reason} at {error.start}") from None
 
 
 def token_ids(field: str, value: Any, most: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import InvalidInputError, UnknownOptionError
+from . import checks
 
 MAX_GRAMMAR_BYTES = 65_536
 """Of UTF-8, in a schema, an expression, a grammar, or all choices together."""
@@ -72,11 +73,11 @@ class StructuredOutputsParams:
                 raise InvalidInputError(_named(name), value, "is not served yet: leave it out")
         checked = {
             "json": _schema(json),
-            "json_object": _flag("json_object", False if json_object is None else json_object),
+            "json_object": checks.flag(_named("json_object"), False if json_object is None else json_object),
             "regex": _text("regex", regex),
             "choice": _choice(choice),
             "grammar": _text("grammar", grammar),
-            "disable_any_whitespace": _flag("disable_any_whitespace", disable_any_whitespace),
+            "disable_any_whitespace": checks.flag(_named("disable_any_whitespace"), disable_any_whitespace),
             "whitespace_pattern": _text("whitespace_pattern", whitespace_pattern),
         }
         for name, value in checked.items():
@@ -117,28 +118,15 @@ def _is_said(value: Any) -> bool:
     return value is not None and value is not False and value != ()
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidInputError(_named(name), value, "must be True or False")
-    return value
-
-
 def _text(name: str, value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
         raise InvalidInputError(_named(name), value, "must be a text")
-    size = _num_bytes(name, value)
+    size = checks.num_bytes(_named(name), value)
     if not 1 <= size <= MAX_GRAMMAR_BYTES:
         raise InvalidInputError(_named(name), value[:64], f"has {size} bytes: must have 1..{MAX_GRAMMAR_BYTES}")
     return value
-
-
-def _num_bytes(name: str, text: str) -> int:
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidInputError(_named(name), text[:64], f"must be valid Unicode: {error.reason} at {error.start}") from None
 
 
 def _schema(value: Any) -> str | None:
@@ -162,7 +150,7 @@ def _choice(value: Any) -> tuple[str, ...]:
         name = f"choice[{place}]"
         if not isinstance(text, str) or not text:
             raise InvalidInputError(_named(name), text, "must be a text of at least one character")
-        size += _num_bytes(name, text)
+        size += checks.num_bytes(_named(name), text)
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidInputError(_named("choice"), f"{size} bytes", f"must be at most {MAX_GRAMMAR_BYTES} together")
     return tuple(dict.fromkeys(value))
