@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from blocktable import LLM, RequestOutput, SamplingParams
+from blocktable.engine.batch import Batch
+from blocktable.errors import ShutDownError
 
 from .conftest import MakeLLM
 from .faults import changing, faulty_model
@@ -193,3 +195,27 @@ def test_every_request_ends_once_whatever_happens_to_it(make_llm: MakeLLM) -> No
         steps += 1
     assert ends == dict.fromkeys(ids, 1)
     check_empty(llm)
+
+
+@pytest.mark.parametrize("overlap_depth", [1, 2])
+@pytest.mark.parametrize("is_kept_open", [False, True], ids=["as it is", "planted: a closed engine takes requests in"])
+def test_a_call_that_a_shutdown_overtakes_ends(
+    overlap_depth: int, is_kept_open: bool, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had waited outside the full queue is not queued behind the shutdown: nobody runs it."""
+    llm = make_llm(max_num_seqs=2, max_waiting=2, overlap_depth=overlap_depth)
+    loop = llm._open.loop
+    batch = Batch(
+        loop, llm._open.intake.jobs(llm._open.intake.read([PROMPT] * 8), SamplingParams(max_tokens=4, ignore_eos=True))
+    )
+    with batch:
+        outputs = batch.outputs()
+        next(outputs)
+        llm.shutdown()
+        if is_kept_open:
+            monkeypatch.setattr(loop, "_is_closed", False)
+            monkeypatch.setattr(loop, "step", lambda: pytest.fail("a step of a closed engine"))
+        with pytest.raises(pytest.fail.Exception if is_kept_open else ShutDownError):
+            for _ in outputs:
+                pass
+    assert not loop.has_unfinished

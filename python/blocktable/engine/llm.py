@@ -190,7 +190,10 @@ class LLM:
         return self._open.loop.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        """Abort what runs and give the memory back. The second time it does nothing."""
+        """Abort what runs and give the memory back. The second time it does nothing.
+
+        A call of another thread whose prompts were not all queued yet raises `ShutDownError`; any other brings what there is.
+        """
         if self._engine is None:
             return
         engine, self._engine = self._engine, None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from .. import _core
 from .._core import Commit, Plan, Scheduler
-from ..errors import WrongStepError
+from ..errors import ShutDownError, WrongStepError
 from ..sampling.logprobs import StepLogprobs
 from ..sampling.params import child_seed
 from ..sampling.random_numbers import SeedSource
@@ -86,6 +86,7 @@ class StepLoop:
         self._num_live = 0
         self._failures = 0  # of the model, in a row
         self._is_torn = False  # a call was left half way
+        self._is_closed = False
         self._turn = threading.RLock()
         # Whoever has come to add or abort holds the gate until it has had its turn. A step passes through it first: a loop of
         # steps that lets go of `_turn` for a moment only would take it again before anybody else wakes up.
@@ -114,9 +115,12 @@ class StepLoop:
         """Queue one request; returns its number. Its outputs go to `inbox`: one at its end, or, if it is streamed, one a token.
         They call it `request_id`, or by its number.
 
-        Raises what `Scheduler.submit` does: `InvalidInputError`, `NeverFitsError`, `QueueFullError`; nothing is queued then.
+        Raises what `Scheduler.submit` does: `InvalidInputError`, `NeverFitsError`, `QueueFullError`, and `ShutDownError` after
+        `close`; nothing is queued then.
         """
         with self._way_in, self._turn:
+            if self._is_closed:
+                raise ShutDownError
             self._mend()
             now_ns = time.perf_counter_ns()
             prompt, sampling, wishes = job.prompt, job.sampling, job.wishes
@@ -239,8 +243,9 @@ class StepLoop:
             return forgotten
 
     def close(self) -> None:
-        """Abandon everything, for good."""
+        """Abandon everything, for good: nothing is queued any more."""
         with self._turn:
+            self._is_closed = True
             try:
                 self.abandon()
             finally:
