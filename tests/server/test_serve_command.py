@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 
+from blocktable.errors import EndpointError
 from blocktable.server import server_process
 from blocktable.server.metrics import SERIES
 
@@ -267,6 +268,20 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(fake_dir: Path, launc
             assert done.returncode == 2, (flag, done.stderr)
             assert match in done.stderr.splitlines()[-1], done.stderr
             assert "Traceback" not in done.stderr
+
+
+def test_two_servers_that_start_at_once_do_not_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_shared() -> bool:
+        with server_process._bound("127.0.0.1", 0) as first:
+            try:
+                with server_process._bound("127.0.0.1", first.getsockname()[1]):
+                    return True
+            except EndpointError:
+                return False
+
+    assert not is_shared()
+    monkeypatch.setattr(socket.socket, "listen", lambda *_: None)
+    assert is_shared(), "planted: an address is had before anybody listens"
 
 
 @pytest.mark.parametrize(

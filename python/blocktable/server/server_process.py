@@ -206,13 +206,15 @@ def _launch(options: ServeOptions) -> EngineLaunch:
 
 @contextlib.contextmanager
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that has the address. Raises `EndpointError`."""
+    """A socket that listens at the address, as nobody else does. Raises `EndpointError`."""
     with contextlib.ExitStack() as held:
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             bound = held.enter_context(socket.socket(family, kind, protocol))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
+            # Until one listens, the system gives an address to several.
+            bound.listen(BACKLOG)
         except OSError as error:
             raise EndpointError(f"{host}:{port}", error.strerror or str(error)) from None
         yield bound
