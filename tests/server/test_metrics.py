@@ -9,7 +9,7 @@ import mmap
 import os
 import re
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from blocktable.errors import EngineDeadError
 from blocktable.server import metrics as metrics_module
 from blocktable.server.app import make_app
-from blocktable.server.engine_client import Piece, Times
+from blocktable.server.engine_client import EngineRequest, Piece, Times
 from blocktable.server.metrics import SERIES, Metrics
 from blocktable.server.refusals import Refusals
 from blocktable.server.request_watch import MAX_TENANTS, RequestFigures, WatchedClient, WatchedRequest
@@ -321,6 +321,25 @@ def test_the_phases_of_a_request_add_up() -> None:
     found = [getattr(figures, f"{name}_s").sum for name in ("queued", "prefill", "decode", "inference")]
     assert found == [2.0, 3.0, 5.0, 8.0]
     assert figures.num_answers.buckets()[0] == ("1", 1.0)
+
+
+def test_who_left_when_some_of_its_answers_had_ended_has_left() -> None:
+    async def two(request: EngineRequest) -> AsyncGenerator[Piece, None]:
+        yield Piece("a", [1], "stop")
+        yield Piece("b", [1], None, index=1)
+        yield Piece("c", [1], "length", index=1)
+
+    async def ends(num_read: int) -> dict[str, int]:
+        client = WatchedClient(FakeEngine(two))
+        asked = EngineRequest(request_id="a", prompt_token_ids=[1], sampling={"n": 2})
+        async with aclosing(client.generate(asked)) as pieces:
+            async for _ in pieces:
+                num_read -= 1
+                if num_read == 0:
+                    break
+        return dict(client.figures.ends)
+
+    assert [asyncio.run(ends(count)) for count in (1, 2, 3)] == [{"left": 1}, {"left": 1}, {"length": 1}]
 
 
 def test_the_model_is_called_in_metrics_as_clients_call_it() -> None:

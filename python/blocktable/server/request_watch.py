@@ -193,14 +193,15 @@ class WatchedClient:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece, None]:
         watched = WatchedRequest(self.figures, request)
-        how = "left"
+        how, num_unended = "left", request.sampling.get("n", 1)
         self.figures.num_open += 1
         try:
             async with aclosing(self._client.generate(request)) as pieces:
                 async for piece in pieces:
                     self._guarded(watched.saw, piece)
-                    if piece.finish_reason is not None:
-                        how = piece.finish_reason
+                    num_unended -= piece.finish_reason is not None
+                    if num_unended == 0:
+                        how = piece.finish_reason or how
                     yield piece
         except BlocktableError as error:
             how = "engine_dead" if isinstance(error, EngineDeadError) else type(error).__name__
