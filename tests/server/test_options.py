@@ -74,6 +74,13 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path: Path
     assert read_options(given("--config", str(file)), environment).model == "environment"
 
 
+def test_what_kubernetes_writes_beside_a_service_of_our_name_is_no_option() -> None:
+    environment = {"BLOCKTABLE_PORT": "tcp://10.0.0.7:8000", "BLOCKTABLE_SERVICE_HOST": "10.0.0.7"}
+    assert read_options(given("m"), environment).port == 8000
+    with pytest.raises(InvalidInputError, match="BLOCKTABLE_PORT"):
+        read_options(given("m"), {"BLOCKTABLE_PORT": "10.0.0.7:8000"})
+
+
 @pytest.mark.parametrize(
     ("flag", "name", "text", "value"),
     [

@@ -31,6 +31,9 @@ from .logs import LEVELS
 PREFIX = "BLOCKTABLE_"
 """Of every name in the environment."""
 
+SERVICE = "tcp://"
+"""What Kubernetes writes as BLOCKTABLE_PORT into every container beside a Service of that name. No option has such a value."""
+
 CONFIG = "config"
 """The option that names the file."""
 
@@ -218,7 +221,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         values["model"] = environment[PREFIX + "MODEL"]
     for option in all_options().values():
         text = environment.get(option.variable)
-        if text is not None:
+        if text is not None and not text.startswith(SERVICE):
             try:
                 values[option.name] = option.read(text)
             except (ValueError, KeyError):
