@@ -2,12 +2,14 @@
 is kept; without keys only this machine is served."""
 
 import ast
+import asyncio
 import hmac
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -16,7 +18,9 @@ from starlette.routing import Route
 from blocktable import AsyncLLM
 from blocktable.errors import InvalidInputError
 from blocktable.server import guard, tenants
+from blocktable.server.admin import make_admin_app
 from blocktable.server.app import OPERATIONS, make_app
+from blocktable.server.metrics import Metrics
 from blocktable.server.serving import Serving
 from blocktable.server.tenants import Tenants, new_key
 
@@ -239,7 +243,13 @@ def test_a_bad_file_of_keys_is_refused_and_shows_no_key(name: str, tmp_path: Pat
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("tenant", ["", "two words", "x" * 257])
+def test_a_mark_of_the_order_of_bytes_is_no_part_of_a_tenant(tmp_path: Path) -> None:
+    key, line = new_key("alice")
+    (tmp_path / "keys").write_text(f"\ufeff{line}\n", encoding="utf-8")
+    assert Tenants.from_file(tmp_path / "keys").tenant_of(key) == "alice"
+
+
+@pytest.mark.parametrize("tenant", ["", "two words", "x" * 257, "#remark", "\udcff", "bell\x07", "\ufeffalice"])
 def test_a_tenant_is_a_word(tenant: str) -> None:
     with pytest.raises(InvalidInputError):
         new_key(tenant)
@@ -261,6 +271,35 @@ def test_without_keys_a_page_of_elsewhere_gets_nothing(host: str, serve: MakeSer
     answer = serve(engine).client().post("/v1/completions", json=ASK, headers={"host": host})
     assert answer.status_code in (400, 403)
     assert engine.begun == []
+
+
+PAGES = {
+    "led here by another name": ("GET", "127.0.0.1", {"host": "evil.example:8001"}, 403),
+    "orders from elsewhere": ("POST", "127.0.0.1", {"host": "127.0.0.1:8001", "origin": "http://evil.example"}, 403),
+    "orders from nowhere": ("POST", "10.0.0.1", {"host": "10.0.0.1:8001", "origin": "null"}, 403),
+    "our own page": ("POST", "127.0.0.1", {"host": "LocalHost:8001", "origin": "http://LocalHost:8001"}, 200),
+    "a program": ("POST", "127.0.0.1", {"host": "127.0.0.1:8001"}, 200),
+    "a program, another machine": ("GET", "10.0.0.1", {"host": "blocktable.internal"}, 200),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("is_guarded", [True, False], ids=["as it is", "planted: nobody looks"])
+def test_a_page_of_elsewhere_gets_nothing_of_the_admin_port(
+    name: str, is_guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, address, headers, status = PAGES[name]
+    if not is_guarded:
+        monkeypatch.setattr(guard, "_check_page", lambda scope: None)
+    app = make_admin_app(FakeEngine(), cast(Metrics, None), stall_s=30)
+
+    async def ask() -> tuple[int, int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{address}:8001") as client:
+            path = "/reset_prefix_cache" if method == "POST" else "/debug/stall"
+            health = await client.get("/livez", headers=headers)
+            return (await client.request(method, path, headers=headers)).status_code, health.status_code
+
+    assert asyncio.run(ask()) == (status if is_guarded else 200, 200)
 
 
 def test_without_keys_another_machine_gets_nothing() -> None:

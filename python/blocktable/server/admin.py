@@ -1,7 +1,8 @@
 """The app on the admin port: metrics, health, and what an operator asks or orders.
 
 Before: an operator, or Prometheus, on a port that is not the clients' (loopback, unless said otherwise); there are no keys.
-After: an `EngineClient`. Always: what is asked of a stuck engine is answered all the same, or with 503 within seconds.
+After: an `EngineClient`. Always: what is asked of a stuck engine is answered all the same, or with 503 within seconds; a page
+of elsewhere in a browser of that machine gets nothing (`AdminGuard`).
 
 | route | method | what |
 |---|---|---|
@@ -15,6 +16,7 @@ After: an `EngineClient`. Always: what is asked of a stuck engine is answered al
 from __future__ import annotations
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,6 +24,7 @@ from starlette.routing import Route
 from .asking import answered
 from .dashboard_routes import dashboard_routes
 from .engine_client import EngineClient
+from .guard import AdminGuard
 from .health import health_routes
 from .metrics import Metrics
 
@@ -45,13 +48,15 @@ def make_admin_app(client: EngineClient, metrics: Metrics, *, stall_s: float) ->
         shown = {"state": client.state.value, "still_s": progress.still_s, "heard_s": progress.heard_s}
         return await answered(client.stall, lambda told: JSONResponse({**shown, **told}), **shown)
 
+    health = health_routes(client, stall_s=stall_s)
     return Starlette(
+        middleware=[Middleware(AdminGuard, open_paths=[route.path for route in health])],
         routes=[
-            *health_routes(client, stall_s=stall_s),
+            *health,
             *dashboard_routes(client),
             Route("/metrics", show_metrics),
             Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
             Route("/debug/explain/{request_id:path}", explain),
             Route("/debug/stall", stall),
-        ]
+        ],
     )

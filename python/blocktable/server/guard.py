@@ -55,15 +55,48 @@ class Guard:
         return tenant
 
 
+class AdminGuard:
+    """The door of the admin port, which has no keys: of pages in a browser on that machine only its own find a way in."""
+
+    def __init__(self, app: ASGIApp, open_paths: Collection[str]) -> None:
+        self._app = app
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+            try:
+                _check_page(scope)
+            except ApiError as error:
+                await send_error(send, error)
+                return
+        await self._app(scope, receive, send)
+
+
+def _check_page(scope: Scope) -> None:
+    headers = dict(scope["headers"])
+    host, server = headers.get(b"host", b"").decode("latin-1"), scope.get("server")
+    if server is not None and is_loopback(server[0]):
+        _check_name(host)
+    # What a browser says of the page that orders something.
+    origin = headers.get(b"origin")
+    if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
+        raise _not_local("pages of elsewhere get nothing")
+
+
 def _check_local(scope: Scope, host: str) -> None:
     client = scope.get("client")
     # A Unix socket has no client address.
     if client is not None and client[0] and not is_loopback(client[0]):
         raise _not_local("it serves its own machine only")
+    _check_name(host)
+
+
+def _check_name(host: str) -> None:
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    if not is_loopback(name.strip("[]")):
+    if not is_loopback(name.strip("[]").lower()):
         raise _not_local(f"call it localhost, not {name[:100]}")
 
 
 def _not_local(message: str) -> ApiError:
-    return ApiError(403, f"this server has no API keys: {message}", kind="permission_error", code="not_local")
+    return ApiError(403, f"there are no API keys here: {message}", kind="permission_error", code="not_local")

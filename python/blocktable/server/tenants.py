@@ -48,7 +48,7 @@ class Tenants:
         Raises `InvalidInputError` for a file that cannot be read, a bad line, a key twice, or no key at all.
         """
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInputError("api_key_file", str(path), f"cannot be read: {error}") from None
         entries = [
@@ -130,6 +130,7 @@ def _entry(place: str, line: str) -> KeyEntry:
 
 
 def _tenant(field: str, tenant: str) -> str:
-    if not tenant or re.search(r"\s", tenant) or len(tenant.encode()) > MAX_TENANT_LENGTH:
-        raise InvalidInputError(field, tenant, f"a tenant is a word of 1..{MAX_TENANT_LENGTH} bytes")
+    if not re.fullmatch(r"[^\s#]\S*", tenant) or not tenant.isprintable() or len(tenant.encode()) > MAX_TENANT_LENGTH:
+        # A line that begins with # is a remark.
+        raise InvalidInputError(field, tenant, f"a tenant is a printable word of 1..{MAX_TENANT_LENGTH} bytes, not behind a #")
     return tenant
