@@ -21,6 +21,7 @@ from blocktable import (
 from blocktable.engine.live_request import LiveRequest
 from blocktable.engine.running_rows import RunningRows
 from blocktable.sampling import grammar, grammar_trial
+from blocktable.sampling.guide import Guide
 from blocktable.sampling.sampler import Sampler
 
 from .conftest import MakeAsync, MakeLLM
@@ -118,9 +119,7 @@ def test_a_planted_fault_is_caught(planted: str, make_llm: MakeLLM, monkeypatch:
         def anew(rows: RunningRows, request: LiveRequest, row: int) -> None:
             if request.guide is not None and request.num_preemptions:
                 shape = request.guide
-                request.guide = grammar.Guide(
-                    shape._grammar, shape._matcher.deep_copy(), shape.allowed, shape._silent, shape._end_ids
-                )
+                request.guide = Guide(shape._grammar, shape._matcher.deep_copy(), shape.allowed, shape._silent, shape._end_ids)
                 request.guide._matcher.reset()
             enter(rows, request, row)
 

@@ -18,9 +18,11 @@ import tokenizers
 from llguidance import gbnf_to_lark
 
 from blocktable.errors import InvalidGrammarError, InvalidInputError
-from blocktable.sampling import grammar
-from blocktable.sampling.grammar import MAX_GBNF_BYTES, Grammars, Guide
-from blocktable.sampling.grammar_trial import ENDED, LIMITS, Trial, _write
+from blocktable.sampling import grammar, grammar_source, guide
+from blocktable.sampling.grammar import Grammars
+from blocktable.sampling.grammar_source import MAX_GBNF_BYTES, lark_of
+from blocktable.sampling.grammar_trial import ENDED, LIMITS, Trial, _why, _write
+from blocktable.sampling.guide import Guide
 from blocktable.sampling.structured import StructuredOutputsParams
 from blocktable.text.tokenizer import Tokenizer
 from tests.engine.tiny_llama import END_ID, VOCAB_SIZE, make_tokenizer
@@ -129,16 +131,16 @@ def test_a_planted_fault_is_caught(planted: str, words: Tokenizer, seed: int, mo
 
         monkeypatch.setattr(Guide, "_with_ends", ends)
     elif planted == "one mask for all":
-        bits = grammar._bits
+        bits = guide.bits
         first: list[Any] = []
 
         def same(mask: bytes, vocab_size: int) -> Any:
             first.append(bits(mask, vocab_size))
             return first[0].copy()
 
-        monkeypatch.setattr(grammar, "_bits", same)
+        monkeypatch.setattr(guide, "bits", same)
     elif planted == "tokens are forced":
-        monkeypatch.setattr(grammar, "_free", lambda lark: lark)
+        monkeypatch.setattr(grammar_source, "_free", lambda lark: lark)
     else:
         take = Guide.take
         monkeypatch.setattr(Guide, "take", lambda guide, token: None if token % 7 == 3 else take(guide, token))
@@ -276,7 +278,7 @@ def guarded(words: Tokenizer) -> Any:
 
 def test_a_grammar_that_takes_hours_is_refused_and_the_next_one_served(guarded: Grammars) -> None:
     before = time.process_time()
-    with pytest.raises(InvalidGrammarError, match="takes more than"):
+    with pytest.raises(InvalidGrammarError, match="takes more than 2 s to compile"):
         guarded.compile(COSTLY)
     assert time.process_time() - before < 1.0, "it was compiled here"
     made = guarded.compile(StructuredOutputsParams(choice=["a"]))
@@ -298,7 +300,7 @@ def test_the_other_process_ends_with_its_owners_end_of_the_pipe_in_the_middle_of
     trial = guarded._trial
     assert trial is not None
     process = trial._running()
-    _write(process.stdin, {"source": grammar._source(COSTLY)})
+    _write(process.stdin, {"source": lark_of(COSTLY)})
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(timeout=30) == 0, "it ended by its limit, not by the end of the pipe"
@@ -328,7 +330,7 @@ def test_an_end_waits_for_no_trial_and_none_follows_it(
         # It waits for the limit instead.
         monkeypatch.setattr(process, "kill", lambda: None)
     with ThreadPoolExecutor(1) as thread:
-        refused = thread.submit(trial.check, grammar._source(COSTLY))
+        refused = thread.submit(trial.check, lark_of(COSTLY))
         while not trial._lock.locked():
             time.sleep(0.001)
         guarded.close()
@@ -353,7 +355,7 @@ def test_a_trial_that_is_killed_refuses_that_grammar_only(guarded: Grammars, mon
 
     with monkeypatch.context() as planted:
         planted.setattr(Trial, "_running", killed)
-        with pytest.raises(InvalidGrammarError, match="takes more than"):
+        with pytest.raises(InvalidGrammarError, match="ended by signal 9"):
             guarded.compile(StructuredOutputsParams(choice=["b"]))
     guarded.compile(StructuredOutputsParams(choice=["b"]))
 
@@ -368,26 +370,123 @@ def walk_until_it_is_over(guide: Guide, seed: int) -> int:
     raise AssertionError("it is never over")
 
 
+MANY_STATES = StructuredOutputsParams(regex="(.*a.{20}){1,20}")
+
+
 @pytest.mark.parametrize("planted", [False, True])
 def test_a_step_that_costs_too_much_ends_the_guide_and_the_next_one_goes_as_far(
     planted: bool, words: Tokenizer, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An expression whose states are so many that the limit is met on the way. All guides of a grammar share them: planted is
-    that it is kept."""
+    """An expression whose states are so many that the limit is met on the way. Planted is that the grammar is kept."""
     monkeypatch.setitem(LIMITS, "max_lexer_states", 200)
-    grammars, params = Grammars(words, VOCAB_SIZE), StructuredOutputsParams(regex="(.*a.{20}){1,20}")
+    grammars = Grammars(words, VOCAB_SIZE)
     if planted:
         monkeypatch.setattr(grammar.Grammar, "is_spent", property(lambda _: False, lambda *_: None), raising=False)
     lengths = []
     for _ in range(3):
-        guide = grammars.compile(params).guide([END_ID])
-        lengths.append(walk_until_it_is_over(guide, seed))
-        assert guide.failure is not None
-        assert "too many" in guide.failure
+        made = grammars.compile(MANY_STATES).guide([END_ID])
+        lengths.append(walk_until_it_is_over(made, seed))
+        assert made.failure is not None
+        assert "too many" in made.failure
     assert lengths[0] > 1
-    grammars.compile(StructuredOutputsParams(choice=["another"]))
-    assert (params in grammars._kept) is planted
     assert (lengths == lengths[:1] * 3) is not planted
+    grammars.compile(StructuredOutputsParams(choice=["another"]))
+    assert (MANY_STATES in grammars._kept) is planted
+
+
+def step(one: Guide, rng: random.Random) -> list[int]:
+    """What it allowed before it took one of that."""
+    allowed: list[int] = one.allowed.nonzero()[0].tolist()
+    one.take(rng.choice([token for token in allowed if token != END_ID]))
+    return allowed
+
+
+@pytest.mark.parametrize("planted", [None, "ends with it", "begins anew", "takes too long", "is replayed too long"])
+def test_a_text_that_uses_up_the_states_ends_no_other_of_its_grammar(
+    planted: str | None, words: Tokenizer, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what the others allow is what they would allow alone."""
+    alone = Grammars(words, VOCAB_SIZE).compile(MANY_STATES).guide([END_ID])
+    monkeypatch.setattr(grammar, "SHARED_STATES", 200)
+    if planted == "ends with it":
+        monkeypatch.setattr(Guide, "_go_on_alone", lambda *_: False)
+    elif planted == "begins anew":
+        go_on = Guide._go_on_alone
+        monkeypatch.setattr(Guide, "_go_on_alone", lambda one, taken: go_on(one, []))
+    elif planted == "takes too long":
+        monkeypatch.setattr(grammar.Grammar, "start_again", lambda _: None)
+    elif planted == "is replayed too long":
+        monkeypatch.setattr(guide, "REPLAY_S", -1.0)
+    made = Grammars(words, VOCAB_SIZE).compile(MANY_STATES)
+    first, other = made.guide([END_ID]), made.guide([END_ID])
+    ours, theirs = random.Random(seed), random.Random(seed)
+    told = [(step(other, ours), step(alone, theirs)) for _ in range(20)]
+    hungry = random.Random(seed + 1)
+    while not made.is_spent and not first.is_over:
+        step(first, hungry)
+    assert made.is_spent
+    for _ in range(60):
+        if other.is_over:
+            break
+        told.append((step(other, ours), step(alone, theirs)))
+    is_right = other.failure is None and all(one == two for one, two in told)
+    assert is_right is (planted is None)
+
+
+def test_a_grammar_that_takes_long_to_compile_is_not_started_again(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its texts share all the states that there may be, and it counts for as much."""
+    few = Grammars(words, VOCAB_SIZE).compile(MANY_STATES)
+    monkeypatch.setattr(grammar, "AGAIN_S", 0.0)
+    all_states = Grammars(words, VOCAB_SIZE).compile(MANY_STATES)
+    assert few.start_again() is not None
+    assert all_states.start_again() is None
+    assert all_states.most_bytes == LIMITS["max_lexer_states"] * grammar.STATE_BYTES > few.most_bytes
+
+
+def test_a_grammar_whose_beginning_needs_more_states_than_texts_share_has_all(
+    words: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "SHARED_STATES", 3)
+    made = Grammars(words, VOCAB_SIZE).compile(StructuredOutputsParams(choice=["yes", "no"]))
+    assert made.most_bytes == LIMITS["max_lexer_states"] * grammar.STATE_BYTES
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_what_is_kept_is_bounded_in_memory(planted: bool, words: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = grammar.SHARED_STATES * grammar.STATE_BYTES
+    if not planted:
+        monkeypatch.setattr(grammar, "KEPT_BYTES", 3 * each)
+    grammars = Grammars(words, VOCAB_SIZE)
+    for text in "abcde":
+        grammars.compile(StructuredOutputsParams(choice=[text]))
+    assert (len(grammars._kept) == 3) is not planted
+    assert grammars.kept(StructuredOutputsParams(choice=["e"])) is not None
+    assert (grammars.kept(StructuredOutputsParams(choice=["a"])) is None) is not planted
+
+
+def test_each_end_of_a_trial_is_told_as_what_it_is() -> None:
+    assert _why(-signal.SIGXCPU) == "takes more than 2 s to compile"
+    assert _why(-signal.SIGABRT) == "takes more than 1024 MiB to compile"
+    assert _why(-signal.SIGSEGV) == "was not compiled: the process that tried it ended by signal 11"
+    assert _why(3) == "was not compiled: the process that tried it ended by exit code 3"
+
+
+@pytest.mark.parametrize(
+    ("lark", "taken"), [('start: "a" <|end|> "b"', "a"), ('start: "a"+ <|end|> "b"', "aa"), ("start: <|end|>", "")]
+)
+def test_an_end_token_inside_a_grammar_is_no_end_of_its_text(
+    lark: str, taken: str, grammars: Grammars, words: Tokenizer
+) -> None:
+    params = StructuredOutputsParams(grammar=lark)
+    if not taken:
+        with pytest.raises(InvalidGrammarError, match="no text of at least one token"):
+            grammars.compile(params)
+        return
+    one = grammars.compile(params).guide([END_ID])
+    for token in words.encode(taken, add_special_tokens=False):
+        assert not one.allowed[END_ID]
+        one.take(token)
+    assert (one.is_over, one.failure is not None) == (taken == "a", taken == "a")
 
 
 @pytest.mark.parametrize("text", ["\n", " ", "\r\n", "start\n", "start ", "\n start"])
@@ -404,7 +503,7 @@ def test_they_are_told_apart_as_llguidance_does(seed: int) -> None:
         text = "".join(
             rng.choice(["start", ":", " ", "\n", "\r", "\t", "a", "%llguidance", "{"]) for _ in range(rng.randint(1, 7))
         )
-        is_lark = grammar.LARK.search(text) is not None
+        is_lark = grammar_source.LARK.search(text) is not None
         assert is_lark is gbnf_to_lark.is_lark_syntax(text), repr(text)
         found.add(is_lark)
     assert found == {True, False}
@@ -418,4 +517,4 @@ def test_what_is_told_is_of_what_was_written(shape: dict[str, Any], grammars: Gr
 
 
 def test_what_is_told_has_nothing_of_the_inside() -> None:
-    assert grammar._told("panic: out of\n range <backtrace> 0: at /usr/src/x.rs") == "panic: out of range"
+    assert grammar_source.told("panic: out of\n range <backtrace> 0: at /usr/src/x.rs") == "panic: out of range"

@@ -1,7 +1,8 @@
-"""Promise: a grammar is compiled beside everything else: orders behind it are carried out meanwhile, and who leaves while his
-is compiled leaves nothing behind."""
+"""Promise: a grammar is compiled beside everything else, tenant by tenant in turn: orders behind it are carried out meanwhile,
+who leaves while his is compiled leaves nothing behind, and an end waits for none."""
 
 import asyncio
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from blocktable.errors import InvalidGrammarError
+from blocktable.errors import InvalidGrammarError, ShutDownError
 from blocktable.server.engine_client import EngineRequest
+from blocktable.server.turns import Turns
 
 from .processes import Launch, Served, read, request
 
@@ -45,7 +47,7 @@ def test_a_deadline_runs_while_others_are_compiled(served: Served) -> None:
     async def main() -> None:
         costly = asyncio.ensure_future(read(served.client, shaped(COSTLY, "costly")))
         await asyncio.sleep(0.05)
-        pieces = await read(served.client, replace(shaped({"choice": ["yes"]}, "behind"), queue_deadline_s=0.2))
+        pieces = await read(served.client, replace(shaped({"choice": ["late"]}, "behind"), queue_deadline_s=0.2))
         assert [piece.finish_reason for piece in pieces] == ["refused"]
         with pytest.raises(InvalidGrammarError):
             await costly
@@ -58,13 +60,13 @@ def leave(served: Served) -> None:
         before = (await served.client.snapshot())["stats"]["submitted"]
         costly = asyncio.ensure_future(read(served.client, shaped(COSTLY, "costly")))
         await asyncio.sleep(0.05)
-        behind = asyncio.ensure_future(read(served.client, shaped({"choice": ["yes"]}, "behind")))
+        behind = asyncio.ensure_future(read(served.client, shaped({"choice": ["left"]}, "behind")))
         await asyncio.sleep(0.05)
         behind.cancel()
         with pytest.raises(InvalidGrammarError):
             await costly
         # What comes out of the compiler after it shows that it is empty.
-        assert await read(served.client, shaped({"choice": ["no"]}, "last"))
+        assert await read(served.client, shaped({"choice": ["after"]}, "last"))
         assert (await served.client.snapshot())["stats"]["submitted"] == before + 1
 
     served.run(main())
@@ -93,5 +95,73 @@ def test_nothing_is_compiled_for_who_has_left(builder: str, launch: Launch, tmp_
             leave(served)
     finally:
         served.close()
-    left = "yes"  # what `leave` asks for and leaves
+    left = "left"  # what `leave` asks for and leaves
     assert (left in noted.read_text().split()) is (builder == "build_deaf")
+
+
+def order_of_work(monkeypatch: pytest.MonkeyPatch, *, planted: bool) -> list[str]:
+    """Of three tenants who bring 3, 2 and 1 pieces of work while the first of them is done."""
+    if planted:
+        put = Turns.put
+        monkeypatch.setattr(Turns, "put", lambda turns, _, work: put(turns, None, work))
+    turns, done = Turns("tested"), []
+    begun, all_there, over = threading.Event(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        all_there.wait(30)
+
+    turns.put("a", first)
+    begun.wait(30)
+    for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        turns.put(name[0], lambda name=name: done.append(name))
+    turns.put("d", over.set) if planted else turns.put("a", over.set)
+    all_there.set()
+    assert over.wait(30)
+    return done
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_tenants_have_their_turns(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = order_of_work(monkeypatch, planted=planted)
+    assert (done == ["b1", "c1", "a1", "b2", "a2", "a3"]) is not planted
+
+
+def test_the_costly_grammars_of_one_tenant_hold_up_no_other(served: Served) -> None:
+    async def main() -> None:
+        costly = [
+            asyncio.ensure_future(read(served.client, replace(shaped(COSTLY, f"costly {place}"), tenant="a")))
+            for place in range(4)
+        ]
+        await asyncio.sleep(0.05)
+        assert await read(served.client, replace(shaped({"choice": ["other"]}, "another's"), tenant="b"))
+        num_done = sum(one.done() for one in costly)
+        # What is compiled already waits for nobody, its own tenant's neither.
+        assert await read(served.client, replace(shaped({"choice": ["other"]}, "known"), tenant="a"))
+        assert [num_done, sum(one.done() for one in costly)] == [1, 1]
+        for one in costly:
+            one.cancel()
+        await asyncio.gather(*costly, return_exceptions=True)
+
+    served.run(main())
+
+
+@pytest.mark.parametrize("builder", ["build", "build_deaf"])
+def test_a_drain_beyond_its_time_waits_for_no_grammar(builder: str, launch: Launch) -> None:
+    """`build_deaf` is the planted fault."""
+    own = Served(launch(builder))
+
+    async def main() -> bool:
+        asked = [asyncio.ensure_future(read(own.client, shaped(COSTLY, name))) for name in ("compiled", "behind it")]
+        await asyncio.sleep(0.2)
+        assert not await own.client.drain(0.05)
+        have_ended = all(one.done() for one in asked)
+        for one in asked:
+            one.cancel()
+        ends = await asyncio.gather(*asked, return_exceptions=True)
+        return have_ended and [type(end) for end in ends] == [ShutDownError] * 2
+
+    try:
+        assert own.run(main()) is (builder == "build")
+    finally:
+        own.close()

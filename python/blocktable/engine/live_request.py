@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import _core
-from ..sampling.grammar import Guide
+from ..sampling.guide import Guide
 from ..sampling.params import ResolvedSampling
 from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer

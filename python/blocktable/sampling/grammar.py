@@ -1,9 +1,8 @@
-"""Holds texts to a shape: `Grammars` compiles for one model, a `Guide` follows one sequence and says what may come next.
+"""Compiles the shapes that texts are held to: `Grammars` for one model, a `Grammar` for one shape, which starts guides.
 
-Before: `engine/intake.py` has a request with `structured_outputs`. After: `sampler.py` masks the rows of a step by
-`Guide.allowed`, and `step_loop.py` tells each guide the token that its sequence got. Always: a guide moves on with confirmed
-tokens only, so results that were dropped, and rows that were computed twice, leave it where it is; a grammar that costs too
-much is refused where it is compiled, or ends its own request (`grammar_trial.py` has the limits).
+Before: `engine/intake.py` has a request with `structured_outputs`. After: a `Guide` (`guide.py`) follows each of its sequences.
+Always: a grammar that costs too much is refused where it is compiled, or ends its own requests (`grammar_trial.py` has the
+limits); what is kept for the next request takes no more than `KEPT_BYTES`.
 
 The parser is llguidance's (Earley over a lexer of derivatives); with its masks the tokens of a text are free, and only its
 characters are bound.
@@ -12,28 +11,39 @@ characters are bound.
 from __future__ import annotations
 
 import json
-import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..errors import InvalidGrammarError, InvalidInputError, MissingExtraError
-from .grammar_trial import Trial, make_tokenizer, start
+from ..errors import InvalidInputError, MissingExtraError
+from .grammar_source import invalid, lark_of, told
+from .grammar_trial import LIMITS, Trial, make_tokenizer, start
+from .guide import OUT_OF_STATES, Guide, bits
 from .structured import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
-
-MAX_GBNF_BYTES = 8_192
-"""Of a grammar in GBNF: it is rewritten by a program in Python, which lets no other thread run."""
 
 KEPT = 16
 """Compiled grammars that are kept for the next request that asks for the same."""
+
+KEPT_BYTES = 384 * 2**20
+"""Of memory that they may take together, as their states are counted."""
+
+STATE_BYTES = 4_800
+"""Of memory, for each state of a lexer: 20,000 of a costly expression took 92 MiB."""
+
+SHARED_STATES = 4_000
+"""Of the lexer that the texts of one grammar share. Schemas of some hundred fields were content with half of them; a text that
+needs more goes on with states of its own, up to the limit."""
+
+AGAIN_S = 0.05
+"""Seconds of CPU that a grammar may have taken to compile for a text to start it again, between two steps. The texts of one
+that took longer share all states that there may be."""
 
 NO_END: dict[str, Any] = {
     "content": "<|no end|>",
@@ -44,19 +54,6 @@ NO_END: dict[str, Any] = {
     "special": True,
 }
 """An added token as tokenizers write one."""
-
-LARK = re.compile(r"(?m)^[^\S\n]*(%llguidance\b|start\s*:)")
-"""What a grammar in Lark's syntax has. The same as llguidance's own question, which took 50 s for 64 KiB of empty lines, and
-let no other thread run meanwhile."""
-
-NO_FORCING = '%llguidance {"no_forcing": true}'
-
-IN_JSON = "at 1(8): failed to compile JSON schema: "
-
-OURS = re.compile(r"^\s*[0-9]+ \| (%llguidance \{\"no_forcing|start: %json)|^\s*\^\s*$")
-"""Lines of an error message that show what is written here, and not by the client."""
-
-ANY_OBJECT = '{"type": "object"}'
 
 
 class Words(Protocol):
@@ -104,29 +101,40 @@ class Grammars:
         Raises `InvalidGrammarError` for one that cannot be read, that no text can satisfy, or that costs too much;
         `MissingExtraError` without llguidance, `InvalidInputError` where that does not read this tokenizer.
         """
-        with self._lock:
-            kept = self._kept.get(params)
-            if kept is not None and not kept.is_spent:
-                self._kept.move_to_end(params)
-                return kept
+        kept = self.kept(params)
+        if kept is not None:
+            return kept
         tokenizer = self._shared()
-        source = _source(params)
+        source = lark_of(params)
         too_much = None if self._trial is None else self._trial.check(source)
         if too_much is not None:
-            raise _invalid(params, too_much)
+            raise invalid(params, too_much)
         made = Grammar(tokenizer, params, source, self._vocab_size)
         with self._lock:
-            for spent in [one for one, grammar in self._kept.items() if grammar.is_spent]:
-                del self._kept[spent]  # its states are many
-            self._kept[params] = made
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._keep(params, made)
         return made
+
+    def kept(self, params: StructuredOutputsParams) -> Grammar | None:
+        """The grammar of that shape, if it was compiled before and is there still."""
+        with self._lock:
+            found = self._kept.get(params)
+            if found is None or found.is_spent:
+                return None
+            self._kept.move_to_end(params)
+            return found
 
     def close(self) -> None:
         """End the other process."""
         if self._trial is not None:
             self._trial.close()
+
+    def _keep(self, params: StructuredOutputsParams, made: Grammar) -> None:
+        """Keep it for the next one; whoever was not asked for the longest time goes."""
+        for spent in [one for one, grammar in self._kept.items() if grammar.is_spent]:
+            del self._kept[spent]  # its states are many
+        self._kept[params] = made
+        while len(self._kept) > KEPT or sum(grammar.most_bytes for grammar in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
 
     def _shared(self) -> LLTokenizer:
         with self._lock:
@@ -136,7 +144,7 @@ class Grammars:
                 except ImportError:
                     raise MissingExtraError("structured_outputs", "structured", "llguidance") from None
                 except Exception as error:  # noqa: BLE001 - it raises plain ones for kinds that it does not read
-                    self._unreadable = _told(str(error))
+                    self._unreadable = told(str(error))
             if self._tokenizer is None:
                 bound = f"is not served with this model's tokenizer: {self._unreadable}"
                 raise InvalidInputError("structured_outputs", "a grammar", bound)
@@ -147,70 +155,33 @@ class Grammar:
     """One compiled shape, from which guides start. They share its lexer, whose states grow with all of their texts."""
 
     def __init__(self, tokenizer: LLTokenizer, params: StructuredOutputsParams, source: str, vocab_size: int) -> None:
-        self._start, first = start(tokenizer, source)
+        self._tokenizer = tokenizer
+        self._source = source
+        num_states, begun_s = min(SHARED_STATES, LIMITS["max_lexer_states"]), time.thread_time()
+        self._start, first = start(tokenizer, source, num_states)
+        self._takes_long = time.thread_time() - begun_s > AGAIN_S
+        if self._takes_long or (self._start.is_error() and OUT_OF_STATES in self._start.get_error()):
+            num_states = LIMITS["max_lexer_states"]
+            self._start, first = start(tokenizer, source, num_states)
         if self._start.is_error():
-            raise _invalid(params, _told(self._start.get_error()))
+            raise invalid(params, told(self._start.get_error()))
         self._silent = np.array([one for one in tokenizer.eos_tokens if one < vocab_size], dtype=np.int64)
-        self._first = _bits(first, vocab_size)
+        self._first = bits(first, vocab_size)
         self._first[self._silent] = False
+        self.most_bytes = num_states * STATE_BYTES
+        """Of memory that its states may take."""
         self.is_spent = False
-        """One of its guides met a limit. That of the lexer's states would meet the next one, too: compile anew."""
+        """See `guide.Shared`."""
         if not self._first.any():
-            raise _invalid(params, "no text of at least one token has it")
+            raise invalid(params, "no text of at least one token has it")
 
     def guide(self, end_ids: Iterable[int]) -> Guide:
         """One sequence at its start. `end_ids`: tokens that end its text where the grammar is satisfied."""
         return Guide(self, self._start.deep_copy(), self._first, self._silent, np.array(sorted(end_ids), dtype=np.int64))
 
-
-class Guide:
-    """Where one sequence stands in its grammar. One thread at a time.
-
-    `allowed` [vocab]: which tokens may come next, those that go on and, where the grammar is satisfied, the ends. `is_over`:
-    the text is complete and nothing can follow. `failure`: why it cannot go on, a limit that was passed; then it is over too.
-    """
-
-    def __init__(
-        self,
-        grammar: Grammar,
-        matcher: LLMatcher,
-        first: NDArray[np.bool_],
-        silent: NDArray[np.int64],
-        end_ids: NDArray[np.int64],
-    ) -> None:
-        self._grammar = grammar
-        self._matcher = matcher
-        self._silent = silent
-        self._end_ids = end_ids
-        self.allowed = self._with_ends(first)
-        self.is_over = False
-        self.failure: str | None = None
-
-    def take(self, token_id: int) -> None:
-        """The sequence got this token, one of those that were allowed and none that ends it."""
-        if self.is_over:
-            return
-        self._matcher.consume_token(token_id)
-        if not self._matcher.is_stopped():
-            allowed = _bits(self._matcher.compute_bitmask(), len(self.allowed))
-            may_end = self._matcher.is_accepting() or bool(allowed[self._silent].any())
-            allowed[self._silent] = False
-            self.allowed = self._with_ends(allowed)
-            if not may_end and not self.allowed.any():
-                self.failure = "none of the model's tokens goes on"
-        # A mask that costs too much stops the matcher, too.
-        if self._matcher.is_error():
-            self.failure = _told(self._matcher.get_error())
-            self._grammar.is_spent = True
-        self.is_over = self._matcher.is_stopped() or not self.allowed.any()
-
-    def _with_ends(self, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """An end may read as a text that goes on with the grammar; it ends all the same, so only where that is satisfied."""
-        if not self._end_ids.size:
-            return allowed
-        allowed = allowed.copy()
-        allowed[self._end_ids] = self._matcher.is_accepting()
-        return allowed
+    def start_again(self) -> LLMatcher | None:
+        """See `guide.Shared`."""
+        return None if self._takes_long else start(self._tokenizer, self._source)[0]
 
 
 def _parts(words: Words, vocab_size: int) -> tuple[str, int, int]:
@@ -221,62 +192,3 @@ def _parts(words: Words, vocab_size: int) -> tuple[str, int, int]:
         native["added_tokens"].append(NO_END | {"id": end})
         text = json.dumps(native, ensure_ascii=False)
     return text, max(vocab_size, words.vocab_size, end + 1), end
-
-
-def _source(params: StructuredOutputsParams) -> str:
-    """The grammar as llguidance reads it."""
-    from llguidance import LLMatcher, gbnf_to_lark
-
-    if params.json is not None or params.json_object:
-        schema = ANY_OBJECT if params.json is None else params.json
-        whitespace: JsonCompileOptions = {}
-        if params.disable_any_whitespace:
-            whitespace["whitespace_flexible"] = False
-        if params.whitespace_pattern is not None:
-            whitespace["whitespace_pattern"] = params.whitespace_pattern
-        try:
-            # Not an empty one: a schema that is true or false takes none.
-            made = LLMatcher.grammar_from_json_schema(schema, overrides=whitespace or None)
-        except ValueError as error:
-            raise _invalid(params, _told(str(error))) from None
-        try:
-            return _free(f"start: %json {json.dumps(json.loads(made)['grammars'][0]['json_schema'])}")
-        except (ValueError, RecursionError):
-            return made  # which is refused, with the reason
-    if params.regex is not None:
-        return _free(json.loads(LLMatcher.grammar_from_regex(params.regex))["grammars"][0]["lark_grammar"])
-    if params.choice:
-        return _free("start: " + " | ".join(map(json.dumps, params.choice)))
-    text = params.grammar or ""
-    if LARK.search(text) is None:
-        if len(text.encode()) > MAX_GBNF_BYTES:
-            raise _invalid(params, f"must be at most {MAX_GBNF_BYTES} bytes in GBNF; in Lark's syntax, more")
-        try:
-            text = gbnf_to_lark.gbnf_to_lark(text)
-        except Exception as error:  # noqa: BLE001 - its reader raises bare ones, and whatever its regular expressions meet
-            raise _invalid(params, f"is neither Lark's syntax nor GBNF: {_told(str(error))}") from None
-    return _free(text)
-
-
-def _free(lark: str) -> str:
-    """The same grammar, whose texts may be cut into any tokens. Else a text that nothing else can follow is cut by the
-    tokenizer, which takes what is spelled like a special token for one."""
-    return f"{lark}\n{NO_FORCING}\n"
-
-
-def _invalid(params: StructuredOutputsParams, why: str) -> InvalidInputError:
-    shape = params.shape
-    return InvalidGrammarError(f"structured_outputs.{shape}", getattr(params, shape), why)
-
-
-def _told(text: str) -> str:
-    """What a client is told: one line of at most 200 characters, of what the client wrote."""
-    text = text.replace("<non-verbose/>", "").replace(IN_JSON, "").partition("<backtrace>")[0]
-    lines = [line for line in text.splitlines() if OURS.search(line) is None]
-    return " ".join(" ".join(lines).split())[:200]
-
-
-def _bits(mask: bytes, vocab_size: int) -> NDArray[np.bool_]:
-    """[vocab] of a mask with a bit a token."""
-    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little", count=vocab_size)
-    return bits.view(np.bool_)

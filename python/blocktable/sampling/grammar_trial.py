@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import selectors
+import signal
 import struct
 import subprocess
 import sys
@@ -40,17 +41,25 @@ LIMITS: dict[str, Any] = {
 }
 """What one grammar may cost where llguidance counts; times are those that it tells for its units."""
 
+PATIENCE_S = 1.0
+"""Seconds that a process that closed its pipe has to end."""
+
+OUT_OF_MEMORY = (-signal.SIGABRT, 1)
+"""How a trial without memory ends: in Rust, and in Python."""
+
 ENDED = "was not compiled: the engine has ended"
 """Why a grammar is refused that nobody will need."""
 
 _HEAD = struct.Struct("<I")
 
 
-def start(tokenizer: LLTokenizer, source: str) -> tuple[LLMatcher, bytes]:
-    """A matcher of that grammar and its first mask. What is wrong stands in the matcher."""
+def start(tokenizer: LLTokenizer, source: str, num_states: int | None = None) -> tuple[LLMatcher, bytes]:
+    """A matcher of that grammar and its first mask. What is wrong stands in the matcher. `num_states`: of its lexer at most, if
+    that is to be less than the limit."""
     from llguidance import LLMatcher, LLParserLimits
 
-    limits = LLParserLimits(**LIMITS, verbose_errors=False)
+    own = {} if num_states is None else {"max_lexer_states": num_states}
+    limits = LLParserLimits(**(LIMITS | own), verbose_errors=False)
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
     return matcher, matcher.compute_bitmask()
 
@@ -80,12 +89,14 @@ class Trial:
                 process = self._running()
                 _write(process.stdin, {"source": source})
                 _read(process.stdout, time.monotonic() + TRIAL_WALL_S)
-            except (EOFError, TimeoutError, BrokenPipeError):
+            except (EOFError, BrokenPipeError):
+                why = _why(self._end(PATIENCE_S))
+            except TimeoutError:
                 self._end()
-                if self._closed.is_set():
-                    return ENDED
-                return f"takes more than {TRIAL_CPU_S} s, or {TRIAL_BYTES >> 20} MiB, to compile"
-            return None
+                why = f"takes more than {TRIAL_WALL_S:g} s to compile"
+            else:
+                return None
+            return ENDED if self._closed.is_set() else why
 
     def close(self) -> None:
         """End the process, whatever it compiles, for good."""
@@ -104,17 +115,31 @@ class Trial:
             _read(self._process.stdout, time.monotonic() + TRIAL_WALL_S)
         return self._process
 
-    def _end(self) -> None:
+    def _end(self, patience_s: float = 0.0) -> int:
+        """Returns the exit code; that of a process that ends by itself in time is its own."""
         process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    pipe and pipe.close()
+        if process is None:
+            return 0
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                pipe and pipe.close()
+        return process.wait()
 
     def __del__(self) -> None:
         self._end()
+
+
+def _why(code: int) -> str:
+    """What the end of a trial with that exit code says of its grammar."""
+    if code == -signal.SIGXCPU:
+        return f"takes more than {TRIAL_CPU_S} s to compile"
+    if code in OUT_OF_MEMORY:
+        return f"takes more than {TRIAL_BYTES >> 20} MiB to compile"
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"was not compiled: the process that tried it ended by {how}"
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..errors import BlocktableError
 from . import device
 from .draw import RowDraw
-from .grammar import Guide
+from .guide import Guide
 from .logprobs import HostLogprobs, RawRows, StepLogprobs, empty
 from .params import ResolvedSampling
 from .random_numbers import uniforms

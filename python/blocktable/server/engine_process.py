@@ -17,18 +17,21 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from ..errors import EngineDeadError, FrameError, InvalidInputError
+from ..errors import EngineDeadError, FrameError, InvalidInputError, ShutDownError
 from ..sampling.params import RequestOutputKind, SamplingParams
+from ..sampling.structured import read_structured
 from .engine_client import EngineInfo
 from .frames import FrameReader
 from .garbage import settle_memory
 from .logs import write_logs
 from .packed_map import BlockMap
 from .snapshot import engine_snapshot, stall_report
+from .turns import Turns
 from .wire import Abort, Answer, Ask, Beat, Dead, ErrorRecord, Launch, Order, Ready, Refused, Stop, Submit
 
 if TYPE_CHECKING:
@@ -101,8 +104,8 @@ def _received(connection: socket.socket) -> bytes:
 
 
 class EngineProcess:
-    """One engine behind one socket. Orders are carried out on the thread that reads them, but for requests with a grammar,
-    which may take a while to compile: they have a thread beside it, and are queued when they come out of it."""
+    """One engine behind one socket. Orders are carried out on the thread that reads them, but for requests with a new grammar,
+    which may take a while to compile: tenant by tenant they have a turn on a thread beside it, and are queued from there."""
 
     def __init__(self, connection: socket.socket, launch: Launch) -> None:
         from .engine_sender import Sender
@@ -113,7 +116,7 @@ class EngineProcess:
         self._engine: Engine | None = None
         self._intake: Intake | None = None
         self._tickets: dict[int, Ticket] = {}
-        self._compiler = ThreadPoolExecutor(1, "blocktable-grammars")
+        self._compiler = Turns("blocktable-grammars")
         self._compiling: set[int] = set()  # numbers of requests that are there and that nobody has left
         # Held where a request comes out of there, and where one is left: it is found in one place or the other.
         self._moving = threading.Lock()
@@ -124,17 +127,15 @@ class EngineProcess:
     def carry_out(self, order: Submit | Abort | Ask) -> None:
         """One order. Raises nothing: what goes wrong is answered."""
         if isinstance(order, Submit):
+            submit = partial(self._try_submit, order, time.perf_counter_ns())
             if "structured_outputs" in order.request.sampling:
                 self._compiling.add(order.number)
-                self._compiler.submit(self._try_submit, order, time.perf_counter_ns())
-            else:
-                self._try_submit(order, time.perf_counter_ns())
+                if not self._is_compiled(order):
+                    self._compiler.put(order.request.tenant, submit)
+                    return
+            submit()
         elif isinstance(order, Abort):
-            with self._moving:
-                self._compiling.discard(order.number)
-                ticket = self._tickets.get(order.number)
-                if ticket is not None:
-                    self._running().abort(ticket)
+            self._abort(order.number)
         else:
             try:
                 self._answer(order)
@@ -194,6 +195,25 @@ class EngineProcess:
             return Beat(0, 0, 0, 0.0)
         scheduler = self._engine.loop.scheduler
         return Beat(scheduler.num_running, scheduler.num_waiting, scheduler.stats()["steps"], self._thread.still_s())
+
+    def _is_compiled(self, order: Submit) -> bool:
+        """Whether nothing is left to compile for it: its shape was asked for before, or is none, which is refused."""
+        grammars = None if self._engine is None else self._engine.grammars
+        try:
+            shape = read_structured(order.request.sampling["structured_outputs"])
+        except InvalidInputError:
+            return True
+        return shape is None or grammars is None or grammars.kept(shape) is not None
+
+    def _abort(self, number: int) -> None:
+        with self._moving:
+            ticket = self._tickets.get(number)
+            if ticket is not None:
+                self._running().abort(ticket)
+            elif number in self._compiling:
+                # It ends here: whoever still listens need not wait until its turn has come.
+                self._compiling.discard(number)
+                self._sender.post(Refused(number, ErrorRecord.of(ShutDownError())))
 
     def _try_submit(self, order: Submit, arrived_ns: int) -> None:
         try:
