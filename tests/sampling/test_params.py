@@ -329,7 +329,7 @@ def test_end_tokens_that_the_model_cannot_produce_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "check", ["between", "whole", "number", "flag", "some", "texts", "token_ids", "biases", "_allowed", "_refuse_others"]
+    "check", ["between", "whole", "number", "flag", "some", "texts", "token_ids", "biases", "_allowed", "refuse_others"]
 )
 def test_a_check_left_out_is_caught(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, some value that must be refused gets through (or falls over untyped)."""
@@ -343,7 +343,7 @@ def test_a_check_left_out_is_caught(check: str, monkeypatch: pytest.MonkeyPatch)
         "token_ids": lambda field, value, most: tuple(value or ()),
         "biases": lambda field, value, most, size: value,
         "_allowed": lambda value: value,
-        "_refuse_others": lambda others, served: None,
+        "refuse_others": lambda others, served, not_served: None,
     }
     monkeypatch.setattr(module if check.startswith("_") else checks, check, lets_through[check])
 

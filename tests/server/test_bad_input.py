@@ -108,6 +108,9 @@ ROWS: dict[str, Row] = {
     "257 answers": completion({"prompt": ["x"] * 3, "n": 86}, "n", "more than 256"),
     # 122: free-form fields.
     "a format without its schema": chat({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+    "a format beside bad words": chat(
+        {"response_format": {"type": "json_object"}, "bad_words": ["x"]}, "response_format", "goes without bad_words"
+    ),
     "a format of no kind": chat({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
     "a schema of no kind": chat(
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "animal"}}}},

@@ -23,6 +23,7 @@ from blocktable.server.protocol.logprobs import ChatLogprobs, CompletionLogprobs
 from blocktable.server.sse import Events
 from blocktable.server.wire import Pieces
 from blocktable.text.tokenizer import Tokenizer
+from tests.text import vocabularies
 
 from .conftest import MakeServer
 from .fake_engine import FakeEngine
@@ -160,13 +161,13 @@ def test_what_is_written_is_the_record(speller: Speller) -> None:
         assert [one.token for one in chat.content] == [tokenizer.token_text(int(one)) for one in ids[:, 0]]
         assert [[top.logprob for top in one.top_logprobs] for one in chat.content] == values[:, 1:].tolist()
         assert [one.logprob for one in chat.content] == values[:, 0].tolist()
-        writer = CompletionWriter(speller, skip_special_tokens=True)
+        writer = CompletionWriter(speller, [[72]], skip_special_tokens=True)
         record = msgspec.json.decode(writer.write(0, told), type=CompletionLogprobs)
         assert record.token_logprobs == values[:, 0].tolist()
         assert all(len(set(top)) <= 1 + num_best for top in record.top_logprobs)
         assert record.text_offset == sorted(record.text_offset)
     assert ChatWriter(speller).write(0, some_logprobs(0, 2)) == b"null"
-    assert CompletionWriter(speller, skip_special_tokens=True).write(0, some_logprobs(0, 2)) == b"null"
+    assert CompletionWriter(speller, [[72]], skip_special_tokens=True).write(0, some_logprobs(0, 2)) == b"null"
 
 
 def test_offsets_count_what_is_shown(speller: Speller) -> None:
@@ -176,10 +177,38 @@ def test_offsets_count_what_is_shown(speller: Speller) -> None:
     ids = tokenizer.encode("a日b<|end|>🇮c")
     told = PieceLogprobs(0, np.array(ids, dtype=np.int32).tobytes(), np.zeros(len(ids), dtype=np.float32).tobytes())
     for skips, shown in ((True, "a日b🇮c"), (False, "a日b<|end|>🇮c")):
-        record = msgspec.json.decode(CompletionWriter(speller, skip_special_tokens=skips).write(0, told))
+        record = msgspec.json.decode(CompletionWriter(speller, [[72]], skip_special_tokens=skips).write(0, told))
         places = dict(zip(record["tokens"], record["text_offset"]))
         assert {letter: places[letter] for letter in "abc"} == {letter: shown.index(letter) for letter in "abc"}
     assert record["tokens"][1] == "bytes:\\xe6"
+
+
+@pytest.mark.parametrize("planted", [False, True])
+@pytest.mark.parametrize("prompt", [["<s>"], ["<s>", "<|end|>"], ["<s>", "▁the"]])
+@pytest.mark.parametrize("name", ["byte fallback", "byte fallback that drops a space", "words that are joined", "words"])
+def test_offsets_begin_where_the_text_does(
+    name: str, prompt: list[str], planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a prompt that decodes to nothing some decoders drop the answer's first space."""
+    make = {
+        "byte fallback": lambda: vocabularies.byte_fallback(drops_spaces=0),
+        "byte fallback that drops a space": lambda: vocabularies.byte_fallback(drops_spaces=1),
+        "words that are joined": vocabularies.unigram,
+        "words": vocabularies.byte_level,
+    }
+    tokenizer = Tokenizer(vocabularies.Loaded(make[name]()))
+    known = tokenizer._native.get_vocab()
+    answer = [known[one] for one in ("▁cat", "a", "▁the", "a") if one in known] or tokenizer.encode(" cat on")
+    before = [known[one] for one in prompt if one in known]
+    if planted:
+        monkeypatch.setattr(module._Offsets, "_spelled", lambda _, tokenizer, token_id: tokenizer.spelled_bytes(token_id))
+    told = PieceLogprobs(0, np.array(answer, dtype=np.int32).tobytes(), np.zeros(len(answer), dtype=np.float32).tobytes())
+    writer = CompletionWriter(Speller(tokenizer), [before], skip_special_tokens=True)
+    offsets = msgspec.json.decode(writer.write(0, told), type=CompletionLogprobs).text_offset
+    whole = [len(tokenizer.decode([*before, *answer[:count]])) for count in range(len(answer))]
+    is_right = offsets == [length - len(tokenizer.decode(before)) for length in whole]
+    drops = name in ("byte fallback that drops a space", "words that are joined") and tokenizer.decode(before) == ""
+    assert is_right is not (planted and drops)
 
 
 def test_an_engine_without_a_tokenizer_names_tokens_by_their_numbers(serve: MakeServer) -> None:

@@ -4,19 +4,25 @@ fails until the HTTP side serves it too."""
 import inspect
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 import pytest
 
-from blocktable.errors import InvalidInputError
+from blocktable.errors import InvalidGrammarError, InvalidInputError, MissingExtraError
 from blocktable.sampling.params import NOT_SERVED, SamplingParams
+from blocktable.server import generation
+from blocktable.server.engine_client import EngineRequest, Piece
 from blocktable.server.openapi import document
 from blocktable.server.protocol.chat import TAKEN_NAMES, ChatRequest, Message
 from blocktable.server.protocol.completions import CompletionRequest
 from blocktable.server.protocol.generation import SAMPLING, StreamOptions
 from blocktable.server.protocol.structured import StructuredOutputs
 from blocktable.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+
+from .conftest import MakeServer
+from .fake_engine import FakeEngine
 
 KINDS: list[Any] = [
     CompletionRequest, ChatRequest, Message, StreamOptions, StructuredOutputs, TokenizeRequest, DetokenizeRequest
@@ -106,3 +112,32 @@ def test_the_http_side_loads_no_torch() -> None:
     program += "print([name for name in ('torch', 'transformers', 'triton') if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("planted", [False, True])
+@pytest.mark.parametrize("field", ["response_format", "structured_outputs"])
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        InvalidInputError("structured_outputs", "a grammar", "is not served with this model's tokenizer: no bytes"),
+        MissingExtraError("structured_outputs", "structured", "llguidance"),
+        InvalidGrammarError("structured_outputs.json_object", True, "costs too much"),
+    ],
+    ids=lambda refusal: type(refusal).__name__,
+)
+def test_a_shape_is_refused_by_the_name_that_its_client_gave_it(
+    refusal: Exception, field: str, planted: bool, serve: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if planted:
+        monkeypatch.setattr(generation, "_as_said", lambda error, has_format: error)
+
+    async def say(request: EngineRequest) -> AsyncGenerator[Piece, None]:
+        raise refusal
+        yield  # a generator
+
+    shape = {"type": "json_object"} if field == "response_format" else {"json_object": True}
+    answer = serve(FakeEngine(say)).client().post("/v1/completions", json={"prompt": [1], field: shape})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == ("invalid_grammar" if isinstance(refusal, InvalidGrammarError) else "not_served")
+    assert (error["param"].partition(".")[0] == field) is not (planted and field == "response_format")

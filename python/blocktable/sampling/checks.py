@@ -8,14 +8,29 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, UnknownOptionError
 
 MAX_COUNT = 2**31 - 1
 """Largest number that counts something, and largest token id."""
+
+
+def refuse_others(
+    others: Mapping[str, object], served: Iterable[str], not_served: Mapping[str, object], prefix: str = ""
+) -> None:
+    """Options that are not among those `served`: one of `not_served` may be None, or at the value there, which leaves it off;
+    any other does not exist. A field is named with `prefix`."""
+    for name, value in others.items():
+        if name not in not_served:
+            raise UnknownOptionError(prefix + name, value, (prefix + known for known in [*served, *not_served]))
+        off = not_served[name]
+        is_off = isinstance(value, Real) and isinstance(value, bool) is isinstance(off, bool) and value == off
+        if value is not None and not is_off:
+            at = "" if off is None else f", or at {off}"
+            raise InvalidInputError(prefix + name, value, f"is not served yet: leave it out{at}")
 
 
 def whole(field: str, value: Any) -> int:

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from numbers import Real
 from typing import Any
 
-from ..errors import InvalidInputError, UnknownOptionError
+from ..errors import InvalidInputError
 from . import checks
 from .structured import StructuredOutputsParams, read_structured
 
@@ -173,7 +172,7 @@ class SamplingParams:
         output_kind: RequestOutputKind | int | None = RequestOutputKind.CUMULATIVE,
         **others: object,
     ) -> None:
-        _refuse_others(others, {field.name for field in fields(self)})
+        checks.refuse_others(others, (field.name for field in fields(self)), NOT_SERVED)
         checked = {
             "n": checks.count("n", n, 1),
             "temperature": checks.number("temperature", temperature, high=MAX_TEMPERATURE),
@@ -377,16 +376,6 @@ def _check_choice(resolved: ResolvedSampling, vocab_size: int) -> None:
     if len(blocked) >= vocab_size or (allowed and blocked.issuperset(allowed)):
         field = "allowed_token_ids" if allowed else "min_tokens" if resolved.min_tokens else "bad_words"
         raise InvalidInputError(field, allowed[:8] if allowed else f"{len(blocked)} tokens", LEAVE_A_CHOICE)
-
-
-def _refuse_others(others: dict[str, object], served: set[str]) -> None:
-    for name, value in others.items():
-        if name not in NOT_SERVED:
-            raise UnknownOptionError(name, value, served | NOT_SERVED.keys())
-        off = NOT_SERVED[name]
-        is_off = isinstance(value, Real) and isinstance(value, bool) is isinstance(off, bool) and value == off
-        if value is not None and not is_off:
-            raise InvalidInputError(name, value, f"is not served yet: leave it out, or at {off}")
 
 
 def _output_kind(value: Any) -> RequestOutputKind:

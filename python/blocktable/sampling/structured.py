@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..errors import InvalidInputError, UnknownOptionError
+from ..errors import InvalidInputError
 from . import checks
 
 MAX_GRAMMAR_BYTES = 65_536
@@ -26,7 +26,7 @@ SHAPES = ("json", "json_object", "regex", "choice", "grammar")
 TOGETHER = ("structured_outputs", "structured_outputs.disable_any_whitespace", "structured_outputs.whitespace_pattern")
 """Fields that an `InvalidInputError` names where options are wrong together only."""
 
-NOT_SERVED = {"disable_fallback": False, "disable_additional_properties": False, "structural_tag": None}
+NOT_SERVED: dict[str, object] = {"disable_fallback": False, "disable_additional_properties": False, "structural_tag": None}
 
 
 @dataclass(frozen=True, init=False)
@@ -65,12 +65,7 @@ class StructuredOutputsParams:
         whitespace_pattern: str | None = None,
         **others: object,
     ) -> None:
-        for name, value in others.items():
-            if name not in NOT_SERVED:
-                known = {field.name for field in fields(self)} | NOT_SERVED.keys()
-                raise UnknownOptionError(_named(name), value, map(_named, known))
-            if value is not None and value is not NOT_SERVED[name]:
-                raise InvalidInputError(_named(name), value, "is not served yet: leave it out")
+        checks.refuse_others(others, (field.name for field in fields(self)), NOT_SERVED, _named(""))
         checked = {
             "json": _schema(json),
             "json_object": checks.flag(_named("json_object"), False if json_object is None else json_object),

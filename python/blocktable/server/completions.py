@@ -25,7 +25,8 @@ async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> Comp
     generation = Generation(serving, call, ask, prefix="cmpl", prompts=prompts, sampling=sampling)
     if ask.num_logprobs is not None:
         skips = ask.skip_special_tokens is not False
-        generation.writer = CompletionWriter(await serving.reader.speller(), skip_special_tokens=skips)
+        each = [prompt for prompt in prompts for _ in range(generation.n)]
+        generation.writer = CompletionWriter(await serving.reader.speller(), each, skip_special_tokens=skips)
     if ask.stream:
         return _events(generation, includes_usage=ask.includes_usage)
     await generation.to_the_end()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..errors import InvalidGrammarError, InvalidInputError
+from ..errors import InvalidGrammarError, InvalidInputError, MissingExtraError
 from ..sampling.params import SamplingParams, child_seed
 from ..sampling.structured import TOGETHER
 from .answers import check_end, merged
@@ -28,6 +28,9 @@ from .serving import Call, Serving
 
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as `SamplingParams` has it."""
+
+SHAPE, FORMAT = "structured_outputs", "response_format"
+"""How vLLM and OpenAI call the shape of a text."""
 
 BYTES_OF_A_CHARACTER = 16
 """Packed token ids of log probabilities that take as long to write as a character takes to be read."""
@@ -132,10 +135,8 @@ class Generation:
                     place = first + piece.index
                     self.tallies[place].add(piece)
                     yield place, piece
-        except InvalidGrammarError as error:
-            if self._has_format:
-                raise InvalidGrammarError("response_format", error.value, error.bound) from None
-            raise
+        except (InvalidInputError, MissingExtraError) as error:
+            raise _as_said(error, has_format=self._has_format) from None
 
     async def to_the_end(self) -> None:
         """Wait for all answers."""
@@ -182,9 +183,22 @@ def check_together(serving: Serving, ask: GenerationRequest, sampling: dict[str,
     try:
         SamplingParams(**sampling)
     except InvalidInputError as error:
-        if error.field in TOGETHER:
-            raise disagree(error.field, error.bound) from None
-        raise
+        said = _as_said(error, has_format=ask.response_format is not None)
+        if error.field in TOGETHER and isinstance(said, InvalidInputError):
+            raise disagree(said.field, said.bound) from None
+        raise said from None
+
+
+def _as_said(error: InvalidInputError | MissingExtraError, *, has_format: bool) -> Exception:
+    """The error by the name that the client gave the shape of its text: the engine knows one name only."""
+    if not has_format:
+        return error
+    if isinstance(error, MissingExtraError):
+        return MissingExtraError(FORMAT, error.extra, error.missing) if error.what == SHAPE else error
+    if error.field.partition(".")[0] != SHAPE:
+        return error
+    kind = InvalidGrammarError if isinstance(error, InvalidGrammarError) else InvalidInputError
+    return kind(FORMAT, error.value, error.bound)
 
 
 def _part(sampling: dict[str, Any], first: int, count: int) -> dict[str, Any]:

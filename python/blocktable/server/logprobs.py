@@ -7,6 +7,7 @@ out is JSON, whatever the vocabulary spells; how a token reads is found once and
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -72,8 +73,10 @@ class ChatWriter:
 class CompletionWriter:
     """Of one request. One piece at a time of each answer, in their order."""
 
-    def __init__(self, speller: Speller, *, skip_special_tokens: bool) -> None:
+    def __init__(self, speller: Speller, prompts: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> None:
+        """`prompts`: token ids of that of each answer."""
         self._speller = speller
+        self._prompts = prompts
         self._skip = skip_special_tokens
         self._offsets: dict[int, _Offsets] = {}  # of each answer
 
@@ -82,7 +85,8 @@ class CompletionWriter:
         name = self._speller.name
         offsets = self._offsets.get(place)
         if offsets is None:
-            offsets = self._offsets[place] = _Offsets(self._speller.tokenizer, skip_special_tokens=self._skip)
+            offsets = _Offsets(self._speller.tokenizer, self._prompts[place], skip_special_tokens=self._skip)
+            self._offsets[place] = offsets
         tokens, own, tops, begins = [], [], [], []
         for ids, values in _tokens(told):
             tokens.append(name(ids[0]))
@@ -102,9 +106,13 @@ class CompletionWriter:
 class _Offsets:
     """Characters of one answer's text, token after token."""
 
-    def __init__(self, tokenizer: Tokenizer | None, *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        # Behind a prompt that says nothing the answer begins the text: decoders drop a space there.
+        self._is_beginning = tokenizer is not None and all(
+            tokenizer.is_silent(token_id, skip_special_tokens=skip_special_tokens) for token_id in prompt
+        )
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._count = 0
 
@@ -113,12 +121,19 @@ class _Offsets:
         tokenizer = self._tokenizer
         if tokenizer is None or tokenizer.is_silent(token_id, skip_special_tokens=self._skip):
             return self._count
-        spelled = tokenizer.spelled_bytes(token_id)
+        spelled = self._spelled(tokenizer, token_id)
         if spelled[:1] not in _CONTINUATIONS:
             self._count += len(self._utf8.decode(b"", final=True))  # what was open will never be whole
         begins = self._count
         self._count += len(self._utf8.decode(spelled))
         return begins
+
+    def _spelled(self, tokenizer: Tokenizer, token_id: int) -> bytes:
+        if self._is_beginning:
+            self._is_beginning = False
+            if not (tokenizer.is_byte_level or tokenizer.is_byte(token_id)):
+                return tokenizer.decode([token_id], skip_special_tokens=self._skip).encode()
+        return tokenizer.spelled_bytes(token_id)
 
 
 _CONTINUATIONS = frozenset(bytes([byte]) for byte in range(0x80, 0xC0))
