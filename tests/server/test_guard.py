@@ -5,6 +5,8 @@ import ast
 import asyncio
 import hmac
 import inspect
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +23,8 @@ from blocktable.server import guard, tenants
 from blocktable.server.admin import make_admin_app
 from blocktable.server.app import OPERATIONS, make_app
 from blocktable.server.metrics import Metrics
+from blocktable.server.options import ServeOptions
+from blocktable.server.serve_app import ServeApp
 from blocktable.server.serving import Serving
 from blocktable.server.tenants import Tenants, new_key
 
@@ -247,6 +251,25 @@ def test_a_mark_of_the_order_of_bytes_is_no_part_of_a_tenant(tmp_path: Path) -> 
     key, line = new_key("alice")
     (tmp_path / "keys").write_text(f"\ufeff{line}\n", encoding="utf-8")
     assert Tenants.from_file(tmp_path / "keys").tenant_of(key) == "alice"
+
+
+def test_a_file_of_keys_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+    """A pipe into which nobody has written yet: what is read again when somebody has."""
+    old, old_line = new_key("alice")
+    new, new_line = new_key("bob")
+    file = tmp_path / "keys"
+    file.write_text(old_line)
+    app = ServeApp(ServeOptions(model="m", api_key_file=str(file)))
+    file.unlink()
+    os.mkfifo(file)
+    app.read_keys()
+    assert app._tenants.tenant_of(old) == "alice"
+    file.write_text(new_line)
+    until_s = time.monotonic() + 30
+    while app._tenants.tenant_of(new) is None:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    assert app._tenants.tenant_of(old) is None
 
 
 @pytest.mark.parametrize("tenant", ["", "two words", "x" * 257, "#remark", "\udcff", "bell\x07", "\ufeffalice"])

@@ -7,6 +7,7 @@ is refused before anything is started; a file of keys that is read again and is 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 
 from starlette.routing import Route
@@ -41,10 +42,13 @@ class ServeApp:
         return make_app(serving, self._tenants, health=health, when_prepared=settle_memory)
 
     def read_keys(self) -> None:
-        """The file of keys may be another: from the next request on it counts. Nobody who is served is dropped."""
+        """The file of keys may be another: from the next request on it counts. Nobody who is served is dropped. Never waits: a
+        file may hang, as one on a disk that is far away, or a pipe."""
         path = self._options.api_key_file
-        if path is None:
-            return  # and needs none
+        if path is not None:  # or there are none
+            threading.Thread(target=self._read_keys, args=(path,), name="blocktable-keys", daemon=True).start()
+
+    def _read_keys(self, path: str) -> None:
         try:
             num_keys = self._tenants.read_again(path)
         except InvalidInputError as error:
