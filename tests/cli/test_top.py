@@ -102,3 +102,12 @@ def test_once_looks_twice_and_prints_plain_text(url: str, capsys: pytest.Capture
 def test_no_server_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--url", "http://127.0.0.1:9"]) == 2
     assert re.fullmatch(r"blocktable: error: http://127.0.0.1:9/dashboard/state: .*refused\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("said", [b"<html>", b"[]", b"{}"])
+def test_who_is_no_server_of_ours_is_said_in_one_line(
+    said: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "_get", lambda url: said)
+    assert main(["top", "--once"]) == 2
+    assert "not as the admin port does" in capsys.readouterr().err

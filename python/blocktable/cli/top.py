@@ -7,11 +7,11 @@ shows is what the dashboard shows: the pool as a map, steps, queue, requests.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import shutil
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +26,9 @@ DESCRIPTION = "Show what a server is doing: its block pool, its steps, its queue
 DEFAULT_URL = "http://127.0.0.1:8001"
 
 PATIENCE_S = 10.0
+
+LONGEST_S = 86_400.0
+"""Seconds between two looks, at most."""
 
 LETTERS = " .c#%P~"
 """A use's character where there are no colours, by the core's numbers."""
@@ -51,8 +54,11 @@ class Look:
     @classmethod
     def at(cls, url: str) -> Look:
         """Ask it. Raises `NoAnswerError`."""
-        state, told = json.loads(_get(f"{url}/dashboard/state")), json.loads(_get(f"{url}/debug/stall"))
-        return cls(state, unpack(_get(f"{url}/dashboard/blocks")), told["waiting"])
+        state, told, blocks = (_get(f"{url}/{path}") for path in ("dashboard/state", "debug/stall", "dashboard/blocks"))
+        try:
+            return cls(json.loads(state), unpack(blocks), json.loads(told)["waiting"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise NoAnswerError(f"{url}: answers, but not as the admin port does: {error}") from None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
             if before is not None and options.once:
                 return 0
             before = now
-            time.sleep(max(0.05, options.every))
+            time.sleep(min(max(0.05, options.every), LONGEST_S))
     except NoAnswerError as error:
         print(f"blocktable: error: {error}", file=sys.stderr)
         return 2
@@ -134,7 +140,7 @@ def _get(url: str) -> bytes:
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             read: bytes = answer.read()
             return read
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise NoAnswerError(f"{url}: {getattr(error, 'reason', error)}") from error
 
 
