@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import uvicorn
@@ -159,6 +160,14 @@ def test_a_map_travels_whole_and_anything_else_is_refused() -> None:
     for broken in (b"", pack(block_map)[:-1], pack(block_map) + b"x"):
         with pytest.raises(ValueError, match="no map"):
             unpack(broken)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [("5", 200), ("99999999999", 404), ("9" * 5000, 404), ("x", 404), (str(NUM_BLOCKS), 404)]
+)
+def test_a_block_that_there_cannot_be_is_not_found(number: str, status: int, client: FakeClient, url: str) -> None:
+    assert httpx.get(f"{url}/debug/block/{number}", trust_env=False).status_code == status
+    assert client.asked == ([5] if status == 200 else [])
 
 
 def test_a_large_pool_is_looked_at_less_often() -> None:

@@ -15,6 +15,7 @@ and the page's own policy lets the browser ask nobody else.
 from __future__ import annotations
 
 import mimetypes
+import re
 import zlib
 from pathlib import Path, PurePath
 from typing import Any
@@ -31,6 +32,9 @@ FILES = Path(__file__).parent / "dashboard"
 
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'"
 """What the page may load: its own files, and nobody may frame it."""
+
+NUMBER = re.compile(r"[0-9]{1,10}")
+"""Of a block, as far as it is worth asking for."""
 
 MAP_EVERY_MS = 250
 MAP_US_PER_BLOCK = 1.5
@@ -66,8 +70,10 @@ def dashboard_routes(client: EngineClient) -> list[BaseRoute]:
         return await answered(client.snapshot, lambda snapshot: JSONResponse(shown | _figures(client, snapshot)), **shown)
 
     async def block(request: Request) -> Response:
-        number = request.path_params["block"]
-        return await answered(lambda: client.block_namings(number), lambda found: JSONResponse({"namings": found}))
+        text = request.path_params["block"]
+        if not NUMBER.fullmatch(text):
+            return JSONResponse({"error": f"block={text[:100]!r}: must be a number of at most 10 digits"}, 404)
+        return await answered(lambda: client.block_namings(int(text)), lambda found: JSONResponse({"namings": found}))
 
     files = [Route(f"/dashboard/{path.name}", _serve(path)) for path in sorted(FILES.iterdir()) if path.suffix != ".html"]
     return [
@@ -75,7 +81,7 @@ def dashboard_routes(client: EngineClient) -> list[BaseRoute]:
         *files,
         Route("/dashboard/blocks", blocks),
         Route("/dashboard/state", state),
-        Route("/debug/block/{block:int}", block),
+        Route("/debug/block/{block}", block),
     ]
 
 
