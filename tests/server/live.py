@@ -17,7 +17,7 @@ import httpx
 import openai
 import uvicorn
 
-from blocktable.server import reply
+from blocktable.server import http_protocol, reply
 from blocktable.server.app import make_app
 from blocktable.server.engine_client import EngineClient
 from blocktable.server.limits import Limits
@@ -42,7 +42,7 @@ class Faults(logging.Handler):
 class Live:
     """A server that runs. `faults` has what it logged as errors; a test that expects some clears it."""
 
-    def __init__(self, app: Any, limits: Limits) -> None:
+    def __init__(self, app: Any, limits: Limits, refusals: Refusals) -> None:
         self.app = app
         self.faults = Faults()
         self._clients: list[httpx.Client] = []
@@ -50,7 +50,8 @@ class Live:
         self._socket.bind(("127.0.0.1", 0))
         reply.let_go_of_slow_readers(self._socket, limits.write_timeout_s)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(app, loop="asyncio", http="httptools", ws="none", log_config=None, access_log=False)
+        http = http_protocol.counting_protocol(refusals)
+        config = uvicorn.Config(app, loop="asyncio", http=http, ws="none", log_config=None, access_log=False)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="test-server")
 
@@ -106,8 +107,9 @@ def live(
     refusals: Refusals | None = None,
 ) -> Iterator[Live]:
     """A server over this engine, ended afterwards; it fails if the server logged a fault."""
-    app = make_app(Serving.of(engine, limits, names, refusals), tenants or Tenants())
-    server = Live(wrap(app), limits or Limits())
+    serving = Serving.of(engine, limits, names, refusals)
+    app = make_app(serving, tenants or Tenants())
+    server = Live(wrap(app), limits or Limits(), serving.refusals)
     server.start()
     try:
         yield server

@@ -20,7 +20,7 @@ from blocktable.server.logprobs import ChatWriter, CompletionWriter, Speller
 from blocktable.server.openapi import numbers_up_to
 from blocktable.server.piece_stream import PieceStream
 from blocktable.server.protocol.logprobs import ChatLogprobs, CompletionLogprobs
-from blocktable.server.sse import Events
+from blocktable.server.sse import ChatEvents
 from blocktable.server.wire import Pieces
 from blocktable.text.tokenizer import Tokenizer
 from tests.text import vocabularies
@@ -280,12 +280,12 @@ def test_events_without_text_that_are_left_out_are_caught(
     server: Live, monkeypatch: pytest.MonkeyPatch, client: openai.OpenAI
 ) -> None:
     """A token that is half a character has log probabilities all the same."""
-    own = Events.content
+    own = ChatEvents._event
 
-    def only_with_text(self: Events, place: int, piece: Piece, logprobs: bytes = b"null") -> bytes:
+    def only_with_text(self: ChatEvents, place: int, piece: Piece, logprobs: bytes = b"null") -> bytes:
         return own(self, place, piece, logprobs if piece.text else b"null")
 
-    monkeypatch.setattr(Events, "content", only_with_text)
+    monkeypatch.setattr(ChatEvents, "_event", only_with_text)
     with pytest.raises((AssertionError, ValueError)):
         test_a_streamed_chat_has_the_same(client)
 

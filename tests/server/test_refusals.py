@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import blocktable.server
 from blocktable.errors import EngineDeadError, NeverFitsError, QueueFullError
+from blocktable.server import http_protocol
 from blocktable.server.engine_client import EngineRequest, EngineState, Piece
 from blocktable.server.errors import ApiError
 from blocktable.server.guard import Guard
@@ -77,11 +79,19 @@ def stops_in_the_middle(server: Live, engine: FakeEngine) -> None:
         assert b" 408 " in connection.recv(4096)
 
 
+def says_no_http(server: Live, engine: FakeEngine) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(b"\x16\x03\x01 a client that speaks TLS\r\n\r\n")
+        assert b" 400 " in connection.recv(4096)
+
+
 def is_called_otherwise(server: Live, engine: FakeEngine) -> None:
     assert server.client().post(PATH, json=GOOD, headers={"host": "elsewhere"}).status_code == 403
 
 
 CASES: dict[str, tuple[Refusal | None, Callable[[Live, FakeEngine], object]]] = {
+    "no HTTP": (Refusal.NOT_HTTP, says_no_http),
     "another name": (Refusal.NO_KEY, is_called_otherwise),
     "no such path": (Refusal.NO_SUCH_ROUTE, lambda server, engine: server.client().get("/v1/nothing")),
     "another method": (Refusal.NO_SUCH_ROUTE, lambda server, engine: server.client().get(PATH)),
@@ -185,6 +195,7 @@ FAULTS: dict[str, tuple[Any, str, Any, Callable[[], None]]] = {
     "all under one name": (Refusals, "note", _all_invalid, lambda: check("a long prompt")),
     "failures count too": (Refusals, "note", _all_invalid, lambda: check("a step that fails")),
     "not at all": (Refusals, "note", lambda refusals, error: None, lambda: check("a full line")),
+    "uvicorn's own protocol": (http_protocol, "counting_protocol", lambda refusals: "auto", lambda: check("no HTTP")),
     "a late one is lost": (
         Refusals,
         "note_later",

@@ -6,13 +6,12 @@ Before: `endpoint.py` has read the body. After: it sends the reply, or the event
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 from .generation import Generation, Tally, check_together
-from .logprobs import NO_LOGPROBS, CompletionWriter, as_record
+from .logprobs import CompletionWriter, as_record
 from .protocol.completions import CompletionChoice, CompletionReply, CompletionRequest
 from .serving import Call, Serving
-from .sse import Events, Last
+from .sse import CompletionEvents
 
 
 async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> CompletionReply | AsyncGenerator[bytes, None]:
@@ -28,7 +27,7 @@ async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> Comp
         each = [prompt for prompt in prompts for _ in range(generation.n)]
         generation.writer = CompletionWriter(await serving.reader.speller(), each, skip_special_tokens=skips)
     if ask.stream:
-        return _events(generation, includes_usage=ask.includes_usage)
+        return CompletionEvents(generation, includes_usage=ask.includes_usage).stream()
     await generation.to_the_end()
     return CompletionReply(
         id=generation.id,
@@ -37,19 +36,6 @@ async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> Comp
         choices=[_choice(place, tally) for place, tally in enumerate(generation.tallies)],
         usage=generation.usage,
     )
-
-
-async def _events(generation: Generation, *, includes_usage: bool) -> AsyncGenerator[bytes, None]:
-    events, last = Events(generation, "text_completion", includes_usage=includes_usage), b""
-    async with aclosing(generation.pieces()) as pieces:
-        async for place, piece in pieces:
-            logprobs = NO_LOGPROBS if piece.logprobs is None else await generation.written(place, piece.logprobs)
-            if generation.is_over:  # what follows is no wait, and goes along
-                last = events.text(place, piece, logprobs)
-            elif piece.text or piece.finish_reason is not None or logprobs is not NO_LOGPROBS:
-                # A token may be half a character: then its text is nothing to tell yet.
-                yield events.text(place, piece, logprobs)
-    yield Last(last + events.end())
 
 
 def _choice(place: int, tally: Tally) -> CompletionChoice:

@@ -1,8 +1,8 @@
 """How many requests were refused, and why: a closed table, whoever refused them.
 
-Before: `guard.py`, `endpoint.py` and `app.py`, each where it answers with an error. After: `metrics.py`. Always: a request that
-is refused counts once, by the `code` of its answer; one that fails on its way (a step, the engine's death) is no refusal. What
-uvicorn refuses because it is no HTTP reaches nobody here.
+Before: `http_protocol.py`, `guard.py`, `endpoint.py` and `app.py`, each where it answers with an error. After: `metrics.py`.
+Always: a request that is refused counts once, by the `code` of its answer; one that fails on its way (a step, the engine's
+death) is no refusal.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from .errors import ApiError
 class Refusal(Enum):
     """Why."""
 
+    NOT_HTTP = "not_http"
+    """What came is no request of HTTP."""
     NO_KEY = "no_key"
     """An API key is missing or unknown; without keys, another machine or name."""
     NO_SUCH_ROUTE = "no_such_route"
@@ -39,6 +41,7 @@ class Refusal(Enum):
 
 
 REFUSAL_OF = {
+    "not_http": Refusal.NOT_HTTP,
     "invalid_api_key": Refusal.NO_KEY,
     "not_local": Refusal.NO_KEY,
     "no_such_route": Refusal.NO_SUCH_ROUTE,

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from typing import Literal
 
 import uvicorn
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from ..errors import EndpointError, EngineDeadError
 from .admin import make_admin_app
 from .engine_client import EngineClient
 from .health import health_routes
+from .http_protocol import counting_protocol
 from .logs import Event, LineWriter, tell
 from .metrics import Metrics
 from .options import ServeOptions
@@ -73,7 +75,7 @@ class ServerProcess:
         name, endpoint = options.served_model_name or options.model, options.otlp_traces_endpoint
         self._tracing = None if endpoint is None else make_tracing(endpoint, name)
         self._client = WatchedClient(self._supervisor, logs_prompts=options.log_prompts, tracing=self._tracing)
-        refusals = Refusals()
+        refusals = self._refusals = Refusals()
         self._app = make_app(self._client, health_routes(self._client, stall_s=options.stall_s), refusals)
         self._metrics = Metrics(
             self._client,
@@ -102,7 +104,8 @@ class ServerProcess:
         options, begun = self._options, time.monotonic()
         with _bound(options.host, options.port) as clients, _bound(options.admin_host, options.admin_port) as operators:
             admin = make_admin_app(self._client, self._metrics, stall_s=options.stall_s)
-            servers = [_QuietServer(_config(app)) for app in (self._app, admin)]
+            configs = (_config(self._app, counting_protocol(self._refusals)), _config(admin))
+            servers = [_QuietServer(config) for config in configs]
             let_go_of_slow_readers(clients, options.limits.write_timeout_s)
             tasks = [asyncio.create_task(server.serve([at])) for server, at in zip(servers, (clients, operators))]
             try:
@@ -180,9 +183,10 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _config(app: ASGIApp, http: type[asyncio.Protocol] | Literal["auto"] = "auto") -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        http=http,
         log_config=None,
         access_log=False,
         lifespan="on",

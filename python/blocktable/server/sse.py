@@ -1,10 +1,15 @@
 """Server-sent events of a stream, written into templates: of an event only the text and its ends are encoded.
 
-Before: `completions.py` and `chat.py` have pieces. After: `reply.py` sends bytes. Always: what stands in an event is JSON,
+Before: a `Generation` has pieces. After: `reply.py` sends bytes. Always: what stands in an event is JSON,
 whatever the text and the model's name hold; an event is one `data:` line and an empty one.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import ClassVar
 
 import msgspec
 
@@ -22,11 +27,14 @@ class Last(bytes):
     """The last of a stream, which goes along with the end of the body: a write less."""
 
 
-class Events:
-    """Of one stream. `kind` is what its `object` says."""
+class Events(ABC):
+    """Of one stream."""
 
-    def __init__(self, generation: Generation, kind: str, *, includes_usage: bool) -> None:
-        head = {"id": generation.id, "object": kind, "created": generation.created, "model": generation.model}
+    KIND: ClassVar[str]
+    """What the `object` of an event says."""
+
+    def __init__(self, generation: Generation, *, includes_usage: bool) -> None:
+        head = {"id": generation.id, "object": self.KIND, "created": generation.created, "model": generation.model}
         self._generation = generation
         self._includes_usage = includes_usage
         # The record is left open behind its last field.
@@ -34,38 +42,67 @@ class Events:
         # With the usage asked for, every event before the last says that it is not known yet.
         self._tail = b',"usage":null}\n\n' if includes_usage else b"}\n\n"
 
-    def text(self, place: int, piece: Piece, logprobs: bytes = NO_LOGPROBS) -> bytes:
-        """A completion's piece."""
-        return b'%b,"choices":[{"index":%d,"text":%b,"logprobs":%b,%b}]%b' % (
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """All of them, as pieces come. Leaving it ends all answers."""
+        generation, last = self._generation, b""
+        begun: set[int] = set()
+        async with aclosing(generation.pieces()) as pieces:
+            async for place, piece in pieces:
+                opening = b"" if place in begun else self._opening(place)
+                begun.add(place)
+                logprobs = NO_LOGPROBS if piece.logprobs is None else await generation.written(place, piece.logprobs)
+                if generation.is_over:  # what follows is no wait, and goes along
+                    last = opening + self._event(place, piece, logprobs)
+                elif opening or piece.text or piece.finish_reason is not None or logprobs is not NO_LOGPROBS:
+                    # A token may be half a character: then its text is nothing to tell yet.
+                    yield opening + self._event(place, piece, logprobs)
+        yield Last(last + self._end())
+
+    def _opening(self, place: int) -> bytes:
+        """What comes before the first piece of an answer."""
+        return b""
+
+    @abstractmethod
+    def _said(self, piece: Piece) -> bytes:
+        """The field of an event that has the text."""
+
+    def _event(self, place: int, piece: Piece, logprobs: bytes) -> bytes:
+        return b'%b,"choices":[{"index":%d,%b,"logprobs":%b,%b}]%b' % (
             self._head,
             place,
-            _encode(piece.text),
+            self._said(piece),
             logprobs,
-            _end(piece),
+            _reason(piece),
             self._tail,
         )
 
-    def role(self, place: int) -> bytes:
-        """A chat's first event."""
-        choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % place
-        return b'%b,"choices":[%b]%b' % (self._head, choice, self._tail)
-
-    def content(self, place: int, piece: Piece, logprobs: bytes = NO_LOGPROBS) -> bytes:
-        """A chat's piece."""
-        return b'%b,"choices":[{"index":%d,"delta":{"content":%b},"logprobs":%b,%b}]%b' % (
-            self._head,
-            place,
-            _encode(piece.text),
-            logprobs,
-            _end(piece),
-            self._tail,
-        )
-
-    def end(self) -> bytes:
+    def _end(self) -> bytes:
         """The usage, with no choices, if it was asked for, and the word that ends a stream."""
         if not self._includes_usage:
             return DONE
         return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._head, _encode(self._generation.usage), DONE)
+
+
+class CompletionEvents(Events):
+    """Of a completion."""
+
+    KIND = "text_completion"
+
+    def _said(self, piece: Piece) -> bytes:
+        return b'"text":%b' % _encode(piece.text)
+
+
+class ChatEvents(Events):
+    """Of a chat, where each answer begins with its role."""
+
+    KIND = "chat.completion.chunk"
+
+    def _opening(self, place: int) -> bytes:
+        choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % place
+        return b'%b,"choices":[%b]%b' % (self._head, choice, self._tail)
+
+    def _said(self, piece: Piece) -> bytes:
+        return b'"delta":{"content":%b}' % _encode(piece.text)
 
 
 def error_event(error: ApiError) -> Last:
@@ -73,7 +110,7 @@ def error_event(error: ApiError) -> Last:
     return Last(b"data: %b\n\n" % _encode(error.reply))
 
 
-def _end(piece: Piece) -> bytes:
+def _reason(piece: Piece) -> bytes:
     if piece.finish_reason is None:
         return b'"finish_reason":null'
     return b'"finish_reason":%b,"stop_reason":%b' % (_encode(piece.finish_reason), _encode(piece.stop_reason))
