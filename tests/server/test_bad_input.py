@@ -77,7 +77,10 @@ ROWS: dict[str, Row] = {
     "a bias in a chat": chat({"logit_bias": {"-1": 1}}, "logit_bias", "matching regex"),
     # 121: whatever counts something.
     **{f"n of {n}": completion({"n": n}, "n", "int") for n in (0, -1, 129, 2**31, 2**63, 1e308, 1.5, "2", True)},
-    **{f"best_of {n}": completion({"best_of": n}, "best_of", "not served") for n in (0, 2, 2**31, 1e308, "x", True)},
+    **{f"best_of {n}": completion({"best_of": n}, "best_of", "int") for n in (0, 129, 2**31, 1e308, "x", True)},
+    "best_of below n": completion({"best_of": 2, "n": 3}, "best_of", "at least n, which is 3"),
+    "a stream of the best": completion({"best_of": 2, "stream": True}, "best_of", "not streamed"),
+    "257 answers of which some are told": completion({"prompt": ["x"] * 3, "best_of": 86}, "best_of", "more than 256"),
     **{f"logprobs {n}": completion({"logprobs": n}, "logprobs", "0") for n in (-1, 21, 1025, 2**31, 2**63)},
     **{f"logprobs {n}": completion({"logprobs": n}, "logprobs", "int") for n in (1e308, True, "1", 0.5)},
     **{
@@ -448,11 +451,12 @@ def test_limits_are_still_inside(shared: tuple[Live, AsyncLLM]) -> None:
     one = {"prompt": "x", "max_tokens": 1, "ignore_eos": True}
     for change, num_answers in [
         ({"n": 128}, 128),
+        ({"n": 2, "best_of": 128}, 2),
         ({"prompt": ["x"] * 128, "n": 2}, 256),
         ({"stop": ["x" * 256] * 32}, 1),
         ({"max_tokens": 2**31 - 1, "deadline_s": 0.1}, 1),
         ({"stop_token_ids": [VOCAB_SIZE - 1] * 256}, 1),
-        ({"logit_bias": {}, "frequency_penalty": 0, "best_of": 1, "echo": False, "suffix": ""}, 1),
+        ({"logit_bias": {}, "frequency_penalty": 0, "best_of": 1, "n": 1, "echo": False, "suffix": ""}, 1),
         ({"logit_bias": {str(place): -100 for place in range(VOCAB_SIZE)}, "logprobs": 20}, 1),
         ({"allowed_token_ids": [VOCAB_SIZE - 1] * 4096, "bad_words": ["x" * 256] * 32, "presence_penalty": -2}, 1),
     ]:

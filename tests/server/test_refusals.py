@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Refusal | None, Callable[[Live, FakeEngine], object]]] = 
     "a large body": (Refusal.BODY_TOO_LARGE, sends(b" " * 5000)),
     "a body that does not come": (Refusal.BODY_TIMEOUT, stops_in_the_middle),
     "an unknown field": (Refusal.UNKNOWN_FIELD, asks({"max_token": 3})),
-    "a feature that is not served": (Refusal.NOT_SERVED, asks({"best_of": 3})),
+    "a feature that is not served": (Refusal.NOT_SERVED, asks({"echo": True})),
     "a bad value": (Refusal.INVALID_INPUT, asks({"max_tokens": 0})),
     "fields that disagree": (Refusal.INVALID_INPUT, asks({"min_tokens": 9})),
     "a long prompt": (Refusal.TOO_LONG, asks({"prompt": [1] * 300})),

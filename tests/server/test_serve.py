@@ -100,8 +100,8 @@ def test_two_tenants_share_nothing_across_the_processes(command: Command) -> Non
 def test_refusals_are_the_same_as_in_one_process(command: Command) -> None:
     with command.client() as client:
         with pytest.raises(openai.BadRequestError, match="not served yet") as caught:
-            client.completions.create(model="tiny", prompt="x", best_of=2)
-        assert caught.value.param == "best_of"
+            client.completions.create(model="tiny", prompt="x", echo=True)
+        assert caught.value.param == "echo"
         with pytest.raises(openai.BadRequestError, match=r"0\.\.20") as caught:
             client.completions.create(model="tiny", prompt="x", logprobs=21)
         assert caught.value.param == "logprobs"

@@ -3,8 +3,10 @@ in whatever parts they are asked, and comes under its own index."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from statistics import fmean
 from typing import Any
 
+import httpx
 import pytest
 
 from blocktable import AsyncLLM
@@ -112,3 +114,47 @@ def test_what_a_slow_reader_missed_is_one_piece_an_answer() -> None:
         assert await stream.get() == Piece("D", [2], "length", index=0)
 
     asyncio.run(main())
+
+
+def said(choice: dict[str, Any]) -> tuple[Any, ...]:
+    return choice["text"], choice["logprobs"]["tokens"], choice["finish_reason"], choice["stop_reason"]
+
+
+def check_best(client: httpx.Client) -> None:
+    """Three of five to each of two prompts, beside all five."""
+    ask = DRAWN | {"prompt": [[5, 6, 7], [9]], "temperature": 1.5, "logprobs": 1, "stop_token_ids": list(range(40))}
+    all_told = client.post("/v1/completions", json=ask).json()
+    best = client.post("/v1/completions", json=ask | {"n": 3, "best_of": 5}).json()
+    right = []
+    for first in (0, 5):
+        means = {place: fmean(one["logprobs"]["token_logprobs"]) for place, one in enumerate(all_told["choices"])}
+        own = sorted(range(first, first + 5), key=lambda place: -means[place])
+        right += [all_told["choices"][place] for place in own[:3]]
+    # Numbers may part in their last digits: the second time the prompt is found in the cache.
+    assert [said(one) for one in best["choices"]] == [said(one) for one in right]
+    assert [one["index"] for one in best["choices"]] == list(range(6))
+    assert best["usage"]["completion_tokens"] == all_told["usage"]["completion_tokens"]
+    assert len({len(one["logprobs"]["tokens"]) for one in all_told["choices"]}) > 1
+
+
+def test_the_best_of_several_are_told(engine: AsyncLLM, serve: MakeServer) -> None:
+    client = serve(engine).client()
+    check_best(client)
+    ask = {name: value for name, value in DRAWN.items() if name != "n"} | {"best_of": 5}
+    [only] = client.post("/v1/completions", json=ask).json()["choices"]
+    assert only["logprobs"] is None, "they are asked of the engine, and not for the client"
+
+
+@pytest.mark.parametrize("planted", ["the first ones", "the longest sum", "the worst"])
+def test_a_bad_choice_among_several_is_caught(
+    planted: str, engine: AsyncLLM, serve: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mean = generation._mean_logprob
+    faults: dict[str, Callable[[Any], float]] = {
+        "the first ones": lambda told: 0.0,
+        "the longest sum": lambda told: mean(told) * len(told.values),
+        "the worst": lambda told: -mean(told),
+    }
+    monkeypatch.setattr(generation, "_mean_logprob", faults[planted])
+    with pytest.raises(AssertionError):
+        check_best(serve(engine).client())

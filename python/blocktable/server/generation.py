@@ -6,6 +6,7 @@ is the key's; n answers to a prompt are one request, or as few as the engine can
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -13,6 +14,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from ..errors import InvalidGrammarError, InvalidInputError, MissingExtraError
 from ..sampling.params import SamplingParams, child_seed
@@ -47,6 +50,8 @@ class Tally:
     is_over: bool = False
     logprobs: bytes = NO_LOGPROBS
     """Written, of an answer that is not streamed."""
+    mean_logprob: float = -math.inf
+    """Of the tokens of an answer that is not streamed, if log probabilities were asked for."""
 
     def add(self, piece: Piece) -> None:
         """One more piece of it. Raises `ApiError` for an end that is no answer."""
@@ -88,9 +93,10 @@ class Generation:
         sampling: dict[str, Any],
     ) -> None:
         """`sampling`: arguments of `SamplingParams`. Raises `ApiError` for too many answers."""
-        self.n = ask.n or 1
+        self.n = ask.num_answers
         if len(prompts) * self.n > serving.limits.max_answers:
-            raise disagree("n", f"{self.n} answers to {len(prompts)} prompts are more than {serving.limits.max_answers}")
+            field = "n" if self.n == (ask.n or 1) else "best_of"
+            raise disagree(field, f"{self.n} answers to {len(prompts)} prompts are more than {serving.limits.max_answers}")
         self.id = f"{prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
         self.model = serving.model_name(ask.model)
@@ -146,7 +152,9 @@ class Generation:
                 if piece.logprobs is not None:
                     told.setdefault(place, []).append(piece.logprobs)
         for place, parts in told.items():
-            self.tallies[place].logprobs = await self.written(place, joined_logprobs(parts))
+            joined = joined_logprobs(parts)
+            self.tallies[place].mean_logprob = _mean_logprob(joined)
+            self.tallies[place].logprobs = await self.written(place, joined)
 
     async def written(self, place: int, told: PieceLogprobs | None) -> bytes:
         """The log probabilities of an answer's next tokens as JSON; many are written beside the event loop."""
@@ -165,6 +173,13 @@ class Generation:
         """Of what came so far. A prompt's cached tokens are those that its first answer found."""
         cached = sum(tally.num_cached_tokens for tally in self.tallies[:: self.n])
         return Usage.of(self._num_prompt_tokens, sum(tally.num_tokens for tally in self.tallies), cached)
+
+
+def _mean_logprob(told: PieceLogprobs | None) -> float:
+    """Of the tokens themselves; minus infinity of none."""
+    if told is None or not told.values:
+        return -math.inf
+    return float(np.frombuffer(told.values, dtype=np.float32)[:: 1 + told.num_best].mean())
 
 
 def check_together(serving: Serving, ask: GenerationRequest, sampling: dict[str, Any]) -> None:

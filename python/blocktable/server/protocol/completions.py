@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from .generation import GENERATION_OFF, GenerationRequest, NumLogprobs, TokenId
+from .generation import GENERATION_OFF, MAX_N, GenerationRequest, NumLogprobs, TokenId
 from .logprobs import CompletionLogprobs
 from .not_served import NotServed, Off
 from .usage import Usage
@@ -21,14 +21,21 @@ Prompts = Annotated[
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """Prompts to continue. `max_tokens` left out is 16."""
 
-    OFF: ClassVar[Off] = GENERATION_OFF | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+    OFF: ClassVar[Off] = GENERATION_OFF | {"echo": (False,), "suffix": ("",)}
 
     prompt: Annotated[str, Meta(min_length=1)] | Prompts
-    best_of: NotServed = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    """So many answers are made to each prompt, and the `n` best ones told, by the mean log probability of their tokens, best
+    first. At least `n`; not streamed where it is more."""
     echo: NotServed = None
     logprobs: NumLogprobs | None = None
     """Log probabilities of so many best tokens at each place, beside that of the token itself."""
     suffix: NotServed = None
+
+    @property
+    def num_answers(self) -> int:
+        """See `GenerationRequest`."""
+        return self.best_of or self.n or 1
 
     @property
     def num_logprobs(self) -> int | None:

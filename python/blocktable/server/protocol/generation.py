@@ -150,6 +150,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def num_answers(self) -> int:
+        """To each prompt, whether they are told or not."""
+        return self.n or 1
+
+    @property
     def num_logprobs(self) -> int | None:
         """`logprobs` of `SamplingParams`: the two kinds of requests say it in their own ways."""
         return None
