@@ -3,7 +3,8 @@
 Before: a shell, a unit file, a container. After: `server_process.py` reads the record. Always: an option has one name in all
 three places (`--max-num-seqs`, `BLOCKTABLE_MAX_NUM_SEQS`, `max_num_seqs = …`); flags go before the environment, that before
 the file, that before the defaults; a value outside its bound, or a name that does not exist, is refused with the place where
-it stood, but for names in the environment, which is not ours alone. The engine's options are the fields of `EngineConfig`, with its defaults and its words.
+it stood, but for names in the environment, which is not ours alone. The engine's options are the fields of `EngineConfig`,
+with its defaults and its words.
 """
 
 from __future__ import annotations
