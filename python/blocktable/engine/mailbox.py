@@ -19,7 +19,8 @@ from .token_logprobs import TokenLogprobs
 
 
 class _Unread:
-    """Of one answer: what came since its reader took the last of it, and, unless that is all that the reader wants, before."""
+    """Of one answer: the newest output, and what it is to be told together with: what came since its reader took the last of
+    it, and, unless that is all that the reader wants, before."""
 
     __slots__ = ("latest", "logprobs", "pieces", "token_ids")
 
@@ -31,12 +32,8 @@ class _Unread:
 
     def put(self, answer: CompletionOutput) -> None:
         """What came next."""
-        self.pieces.append(answer.text)
-        self.token_ids.extend(answer.token_ids)
-        if answer.token_logprobs is not None:
-            if self.logprobs is None:
-                self.logprobs = TokenLogprobs(answer.token_logprobs.num_best)
-            self.logprobs.extend(answer.token_logprobs)
+        if self.latest is not None:
+            self._keep(self.latest)
         self.latest = answer
 
     def take(self, *, is_delta: bool) -> CompletionOutput:
@@ -44,14 +41,23 @@ class _Unread:
         answer, self.latest = self.latest, None
         if answer is None:
             raise LookupError("nothing came")
-        answer.text = "".join(self.pieces)
-        answer.token_ids = self.token_ids
-        answer.token_logprobs = self.logprobs
-        # The reader's own list: it may keep it, or change it.
-        self.pieces, self.token_ids = ([], []) if is_delta else ([answer.text], self.token_ids.copy())
-        if self.logprobs is not None:
-            self.logprobs = None if is_delta else self.logprobs.copy()
+        if self.pieces:
+            self._keep(answer)
+            answer.text, answer.token_ids, answer.token_logprobs = "".join(self.pieces), self.token_ids, self.logprobs
+            self.pieces, self.token_ids, self.logprobs = [], [], None
+        if not is_delta:
+            # The reader's own lists: it may keep them, or change them.
+            self.pieces, self.token_ids = [answer.text], list(answer.token_ids)
+            self.logprobs = None if answer.token_logprobs is None else answer.token_logprobs.copy()
         return answer
+
+    def _keep(self, answer: CompletionOutput) -> None:
+        self.pieces.append(answer.text)
+        self.token_ids.extend(answer.token_ids)
+        if answer.token_logprobs is not None:
+            if self.logprobs is None:
+                self.logprobs = TokenLogprobs(answer.token_logprobs.num_best)
+            self.logprobs.extend(answer.token_logprobs)
 
 
 class Mailbox(ABC):

@@ -172,7 +172,8 @@ class SamplingParams:
         output_kind: RequestOutputKind | int | None = RequestOutputKind.CUMULATIVE,
         **others: object,
     ) -> None:
-        checks.refuse_others(others, (field.name for field in fields(self)), NOT_SERVED)
+        if others:
+            checks.refuse_others(others, (field.name for field in fields(self)), NOT_SERVED)
         checked = {
             "n": checks.count("n", n, 1),
             "temperature": checks.number("temperature", temperature, high=MAX_TEMPERATURE),
@@ -202,8 +203,7 @@ class SamplingParams:
             "structured_outputs": read_structured(structured_outputs),
             "output_kind": _output_kind(output_kind),
         }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(checked)  # it is frozen, and an assignment for each takes as long as all checks
         self._check_together()
 
     def _check_together(self) -> None:

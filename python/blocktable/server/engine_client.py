@@ -108,14 +108,13 @@ class Piece(msgspec.Struct, array_like=True, gc=False):
 
 def pieces_of(output: RequestOutput) -> list[Piece]:
     """What an engine's output holds of each answer."""
-    pieces = [
-        Piece(one.text, list(one.token_ids), one.finish_reason, one.stop_reason, output.num_cached_tokens, one.index)
-        for one in output.outputs
-    ]
-    for piece, one in zip(pieces, output.outputs):
-        told = one.token_logprobs
+    pieces = []
+    for one in output.outputs:
+        told, cached = one.token_logprobs, output.num_cached_tokens
+        piece = Piece(one.text, list(one.token_ids), one.finish_reason, one.stop_reason, cached, one.index)
         if told is not None:
             piece.logprobs = PieceLogprobs(told.num_best, bytes(told.ids), bytes(told.values))
+        pieces.append(piece)
     if output.finished and output.metrics is not None:
         pieces[-1].times = _times_of(output.metrics)
     return pieces
