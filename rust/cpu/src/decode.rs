@@ -161,19 +161,21 @@ unsafe fn attend_heads<L: Lanes, E: Element, const H: usize>(
         }
         let values = layer.values.base.add(pass.kv_head * layer.values.head_step);
         let behind = layer.values.base.add(pass.ahead_head * layer.values.head_step);
-        let mut ahead = Rows { base: behind, offsets: &pass.ahead.values, count: pass.ahead_count };
+        let ahead = Rows { base: behind, offsets: &pass.ahead.values, count: pass.ahead_count };
+        let (whole, most) = (layer.value_width / L::N * L::N, if L::WIDE { 4 * L::N } else { 2 * L::N });
+        let mut ask = Ask { ahead, width: layer.value_width, first: 0, every: whole.div_ceil(most).max(1) };
         let mut d = 0;
         while d < layer.value_width {
             let own = Rows { base: values.add(d), offsets: &offsets.values, count: pass.count };
             let (left, sums) = (layer.value_width - d, rows.sums.add(d));
             if L::WIDE && left >= 4 * L::N {
-                sum_values::<L, E, H, 4>(lanes, &own, rows, sums, &corrections, &ahead, layer.value_width);
+                sum_values::<L, E, H, 4>(lanes, &own, rows, sums, &corrections, &ask);
                 d += 4 * L::N;
             } else if left >= 2 * L::N {
-                sum_values::<L, E, H, 2>(lanes, &own, rows, sums, &corrections, &ahead, layer.value_width);
+                sum_values::<L, E, H, 2>(lanes, &own, rows, sums, &corrections, &ask);
                 d += 2 * L::N;
             } else if left >= L::N {
-                sum_values::<L, E, H, 1>(lanes, &own, rows, sums, &corrections, &ahead, layer.value_width);
+                sum_values::<L, E, H, 1>(lanes, &own, rows, sums, &corrections, &ask);
                 d += L::N;
             } else {
                 if !mutant::is(Mutant::WidthTailLeftOut) {
@@ -181,7 +183,7 @@ unsafe fn attend_heads<L: Lanes, E: Element, const H: usize>(
                 }
                 d = layer.value_width;
             }
-            ahead.count = 0; // asked for once
+            ask.first += 1;
         }
     }
 }
@@ -191,6 +193,14 @@ struct Rows<'a, E> {
     base: *const E,
     offsets: &'a [usize; TILE],
     count: usize,
+}
+
+/// Rows to ask for while others are read, every so many of them: asked for all at once they would wait for each other.
+struct Ask<'a, E> {
+    ahead: Rows<'a, E>,
+    width: usize,
+    first: usize,
+    every: usize,
 }
 
 /// Scores of `H` heads for the rows of one KV head, into the weights' rows, four rows at a time.
@@ -216,38 +226,62 @@ unsafe fn score_rows<L: Lanes, E: Element, const H: usize>(
             for i in row..(row + 4).min(pass.ahead_count) {
                 prefetch_row(lanes, ahead.wrapping_add(pass.ahead.keys[i]), width);
             }
-            let mut sums = [[lanes.splat(0.0); 4]; H];
-            let mut d = 0;
-            while d + L::N <= width {
-                for i in 0..4 {
-                    let key = E::load(lanes, from[i].add(d));
-                    for (head, sums) in sums.iter_mut().enumerate() {
-                        let query = lanes.load(rows.queries.add(head * rows.query_step + d));
-                        sums[i] = lanes.fma(key, query, sums[i]);
-                    }
-                }
-                d += L::N;
-            }
-            if d < width && !mutant::is(Mutant::WidthTailLeftOut) {
-                for i in 0..4 {
-                    let key = E::load_part(lanes, from[i].add(d), width - d);
-                    for (head, sums) in sums.iter_mut().enumerate() {
-                        let query = lanes.load(rows.queries.add(head * rows.query_step + d));
-                        sums[i] = lanes.fma(key, query, sums[i]);
-                    }
-                }
-            }
-            for (head, sums) in sums.iter().enumerate() {
-                let scores = lanes.sum4(*sums);
-                rows.weights.add(head * TILE + row).cast::<[f32; 4]>().write_unaligned(scores);
+            let to = rows.weights.add(row);
+            if L::WIDE || H < 4 {
+                score_four::<L, E, H>(lanes, from, width, rows, 0, to);
+            } else {
+                // The sums of four heads would take all of 16 registers.
+                score_four::<L, E, 2>(lanes, from, width, rows, 0, to);
+                score_four::<L, E, 2>(lanes, from, width, rows, 2, to);
             }
             row += 4;
         }
     }
 }
 
-/// Adds the weighed rows of `V` vectors' columns to the sums of `H` heads, and asks for the rows `ahead`, one for each: asked for all
-/// at once they would wait for each other.
+/// Scores of `H` heads from `first` on for four rows, to the weights' rows from `to` on.
+// SAFETY: the caller's: each of `from` is a row of `width` numbers, and the weights' rows have room for four.
+#[inline(always)]
+unsafe fn score_four<L: Lanes, E: Element, const H: usize>(
+    lanes: L,
+    from: [*const E; 4],
+    width: usize,
+    rows: &Heads,
+    first: usize,
+    to: *mut f32,
+) {
+    // SAFETY: as above; queries are padded to whole vectors.
+    unsafe {
+        let queries = rows.queries.add(first * rows.query_step);
+        let mut sums = [[lanes.splat(0.0); 4]; H];
+        let mut d = 0;
+        while d + L::N <= width {
+            for i in 0..4 {
+                let key = E::load(lanes, from[i].add(d));
+                for (head, sums) in sums.iter_mut().enumerate() {
+                    let query = lanes.load(queries.add(head * rows.query_step + d));
+                    sums[i] = lanes.fma(key, query, sums[i]);
+                }
+            }
+            d += L::N;
+        }
+        if d < width && !mutant::is(Mutant::WidthTailLeftOut) {
+            for i in 0..4 {
+                let key = E::load_part(lanes, from[i].add(d), width - d);
+                for (head, sums) in sums.iter_mut().enumerate() {
+                    let query = lanes.load(queries.add(head * rows.query_step + d));
+                    sums[i] = lanes.fma(key, query, sums[i]);
+                }
+            }
+        }
+        for (head, sums) in sums.iter().enumerate() {
+            let scores = lanes.sum4(*sums);
+            to.add((first + head) * TILE).cast::<[f32; 4]>().write_unaligned(scores);
+        }
+    }
+}
+
+/// Adds the weighed rows of `V` vectors' columns to the sums of `H` heads, and asks for rows on the way.
 // SAFETY: the caller's: the rows have these columns, and so have the sums.
 #[inline(always)]
 unsafe fn sum_values<L: Lanes, E: Element, const H: usize, const V: usize>(
@@ -256,8 +290,7 @@ unsafe fn sum_values<L: Lanes, E: Element, const H: usize, const V: usize>(
     rows: &Heads,
     sums: *mut f32,
     corrections: &[f32; H],
-    ahead: &Rows<'_, E>,
-    width: usize,
+    ask: &Ask<'_, E>,
 ) {
     // SAFETY: as above.
     unsafe {
@@ -268,9 +301,11 @@ unsafe fn sum_values<L: Lanes, E: Element, const H: usize, const V: usize>(
                 total[head][v] = lanes.mul(before, lanes.splat(corrections[head]));
             }
         }
+        let mut due = ask.first;
         for row in 0..values.count {
-            if row < ahead.count {
-                prefetch_row(lanes, ahead.base.wrapping_add(ahead.offsets[row]), width);
+            if row == due && row < ask.ahead.count {
+                prefetch_row(lanes, ask.ahead.base.wrapping_add(ask.ahead.offsets[row]), ask.width);
+                due += ask.every;
             }
             let from = values.base.add(values.offsets[row]);
             let loaded: [L::V; V] = std::array::from_fn(|v| E::load(lanes, from.add(v * L::N)));

@@ -51,11 +51,11 @@ impl Lanes for Avx512 {
         fn sum(v: __m512) -> f32 { _mm512_reduce_add_ps(v) }
         fn largest(v: __m512) -> f32 { _mm512_reduce_max_ps(v) }
         fn sum4(v: [__m512; 4]) -> [f32; 4] {
-            let half = |v: __m512| _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
-            let pairs = _mm256_hadd_ps(
-                _mm256_hadd_ps(half(v[0]), half(v[1])),
-                _mm256_hadd_ps(half(v[2]), half(v[3])),
-            );
+            let mut half = [_mm256_setzero_ps(); 4];
+            for (half, v) in half.iter_mut().zip(v) {
+                *half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            }
+            let pairs = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
             let sums = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps::<1>(pairs));
             let mut out = [0.0; 4];
             _mm_storeu_ps(out.as_mut_ptr(), sums);

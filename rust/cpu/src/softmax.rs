@@ -61,7 +61,9 @@ pub(crate) unsafe fn weigh_scores<L: Lanes>(
         total = lanes.add(total, weights);
         column += L::N;
     }
-    let correction = if mutant::is(Mutant::NoCorrection) { 1.0 } else { (running.max - shift).exp() };
+    // Most tiles leave the maximum as it is.
+    let is_same = running.max == shift || mutant::is(Mutant::NoCorrection);
+    let correction = if is_same { 1.0 } else { (running.max - shift).exp() };
     *running = Running { max, sum: running.sum * correction + lanes.sum(total) };
     correction
 }
