@@ -78,7 +78,9 @@ mod partial_index;
 mod planning;
 mod preemption;
 mod queue_limits;
-mod recording_fields;
+mod recording_calls;
+mod recording_config;
+mod recording_numbers;
 #[cfg(not(feature = "mutants"))]
 mod refusal;
 mod room;

@@ -22,7 +22,7 @@ use crate::plan::{PlanMemory, Sizes};
 use crate::prompt::Prompt;
 use crate::rank::Asked;
 use crate::recording::{self, Check, FRAME, NEVER_RETURNED};
-use crate::recording_fields as fields;
+use crate::recording_calls as calls;
 use crate::request::Limits;
 use crate::retention::Ranges;
 use crate::scheduler::Scheduler;
@@ -75,7 +75,7 @@ impl Recorder {
     /// Completes the record under way.
     fn end(&mut self, outcome: u64) {
         let Recorder { body, frame, digests, check, .. } = self;
-        fields::put_outcome(body, outcome, digests);
+        calls::put_outcome(body, outcome, digests);
         frame.clear();
         *check = recording::frame(frame, *check, |out| out.extend_from_slice(body));
         body.clear();
@@ -119,7 +119,7 @@ impl Recorder {
             // A call panicked.
             let write = |out: &mut Vec<u8>| {
                 out.extend_from_slice(&self.body);
-                fields::put_outcome(out, NEVER_RETURNED, &[]);
+                calls::put_outcome(out, NEVER_RETURNED, &[]);
             };
             recording::frame(&mut out, self.check, write);
         }
@@ -236,7 +236,7 @@ impl Recorded {
     /// # Errors
     /// As that.
     pub fn submit_as(&mut self, prompt: Prompt, limits: Limits, asked: Asked<'_>, now_us: u64) -> Result<RequestId> {
-        self.begin(|out| fields::put_submit(out, &prompt.tokens, &prompt.identity(), &limits, &asked, now_us));
+        self.begin(|out| calls::put_submit(out, &prompt.tokens, &prompt.identity(), &limits, &asked, now_us));
         let result = self.scheduler.submit_as(prompt, limits, asked, now_us);
         self.end(|| outcome(&result, |id| id.0));
         result
@@ -247,7 +247,7 @@ impl Recorded {
     /// # Errors
     /// As that.
     pub fn set_retention(&mut self, id: RequestId, ranges: Ranges) -> Result<()> {
-        self.begin(|out| fields::put_retention(out, id.0, &ranges));
+        self.begin(|out| calls::put_retention(out, id.0, &ranges));
         let result = self.scheduler.set_retention(id, ranges);
         self.end(|| outcome(&result, |()| 0));
         result
@@ -258,7 +258,7 @@ impl Recorded {
         if mutant::is_on(Mutant::RecorderForgetsAbort) {
             return self.scheduler.abort(id);
         }
-        self.begin(|out| fields::put_numbers(out, 3, &[id.0]));
+        self.begin(|out| calls::put_numbers(out, 3, &[id.0]));
         let did_end = self.scheduler.abort(id);
         self.end(|| u64::from(did_end) << 1);
         did_end
@@ -266,7 +266,7 @@ impl Recorded {
 
     /// [`Scheduler::end_sequence`].
     pub fn end_sequence(&mut self, id: RequestId) -> bool {
-        self.begin(|out| fields::put_numbers(out, 15, &[id.0]));
+        self.begin(|out| calls::put_numbers(out, 15, &[id.0]));
         let did_end = self.scheduler.end_sequence(id);
         self.end(|| u64::from(did_end) << 1);
         did_end
@@ -274,7 +274,7 @@ impl Recorded {
 
     /// [`Scheduler::finish`].
     pub fn finish(&mut self, id: RequestId) -> bool {
-        self.begin(|out| fields::put_numbers(out, 4, &[id.0]));
+        self.begin(|out| calls::put_numbers(out, 4, &[id.0]));
         let did_end = self.scheduler.finish(id);
         self.end(|| u64::from(did_end) << 1);
         did_end
@@ -285,7 +285,7 @@ impl Recorded {
     /// # Errors
     /// As that.
     pub fn fork(&mut self, parent: RequestId, limits: Limits, now_us: u64) -> Result<RequestId> {
-        self.begin(|out| fields::put_fork(out, parent.0, &limits, now_us));
+        self.begin(|out| calls::put_fork(out, parent.0, &limits, now_us));
         let result = self.scheduler.fork(parent, limits, now_us);
         self.end(|| outcome(&result, |id| id.0));
         result
@@ -296,7 +296,7 @@ impl Recorded {
     /// # Errors
     /// As that.
     pub fn truncate(&mut self, id: RequestId, num_tokens: usize) -> Result<()> {
-        self.begin(|out| fields::put_numbers(out, 6, &[id.0, num_tokens as u64]));
+        self.begin(|out| calls::put_numbers(out, 6, &[id.0, num_tokens as u64]));
         let result = self.scheduler.truncate(id, num_tokens);
         self.end(|| outcome(&result, |()| 0));
         result
@@ -304,7 +304,7 @@ impl Recorded {
 
     /// [`Scheduler::reset_prefix_cache`].
     pub fn reset_prefix_cache(&mut self) -> u32 {
-        self.begin(|out| fields::put_numbers(out, 7, &[]));
+        self.begin(|out| calls::put_numbers(out, 7, &[]));
         let forgotten = self.scheduler.reset_prefix_cache();
         self.end(|| u64::from(forgotten) << 1);
         forgotten
@@ -315,7 +315,7 @@ impl Recorded {
     /// # Errors
     /// As that.
     pub fn pin(&mut self, prompt: &Prompt) -> Result<Pinned> {
-        self.begin(|out| fields::put_pin(out, &prompt.tokens, &prompt.identity()));
+        self.begin(|out| calls::put_pin(out, &prompt.tokens, &prompt.identity()));
         let result = self.scheduler.pin(prompt);
         self.end(|| outcome(&result, |pinned| Digest::of(format!("{pinned:?}").as_bytes())));
         result
@@ -326,7 +326,7 @@ impl Recorded {
     /// # Errors
     /// As that.
     pub fn unpin(&mut self, id: u64) -> Result<()> {
-        self.begin(|out| fields::put_numbers(out, 9, &[id]));
+        self.begin(|out| calls::put_numbers(out, 9, &[id]));
         let result = self.scheduler.unpin(id);
         self.end(|| outcome(&result, |()| 0));
         result
@@ -337,7 +337,7 @@ impl Recorded {
     /// # Errors
     /// As that.
     pub fn set_weights_version(&mut self, version: &[u8]) -> Result<usize> {
-        self.begin(|out| fields::put_weights(out, version));
+        self.begin(|out| calls::put_weights(out, version));
         let result = self.scheduler.set_weights_version(version);
         self.end(|| outcome(&result, |&mixed| mixed as u64));
         result
@@ -348,7 +348,7 @@ impl Recorded {
     /// # Errors
     /// As that.
     pub fn propose(&mut self, rows: &[i64], starts: &[i64], tokens: &[i64]) -> Result<()> {
-        self.begin(|out| fields::put_propose(out, rows, starts, tokens));
+        self.begin(|out| calls::put_propose(out, rows, starts, tokens));
         let result = self.scheduler.propose(rows, starts, tokens);
         self.end(|| outcome(&result, |()| 0));
         result
@@ -359,7 +359,7 @@ impl Recorded {
     /// # Errors
     /// As that.
     pub fn plan(&mut self, now_us: u64, memory: PlanMemory<'_>) -> Result<Sizes> {
-        self.begin(|out| fields::put_numbers(out, 11, &[now_us]));
+        self.begin(|out| calls::put_numbers(out, 11, &[now_us]));
         let PlanMemory { staging, tables } = memory;
         let result = self.scheduler.plan(now_us, PlanMemory { staging: &mut *staging, tables });
         if let Some(recorder) = &mut self.recorder
@@ -383,7 +383,7 @@ impl Recorded {
         now_us: u64,
         committed: &mut Committed,
     ) -> Result<()> {
-        self.begin(|out| fields::put_commit(out, step.0, tokens, starts, now_us));
+        self.begin(|out| calls::put_commit(out, step.0, tokens, starts, now_us));
         let result = self.scheduler.commit(step, tokens, starts, now_us, committed);
         self.end(|| outcome(&result, |()| of_committed(committed)));
         result
@@ -394,7 +394,7 @@ impl Recorded {
     /// # Errors
     /// As that.
     pub fn fail(&mut self, step: StepId) -> Result<()> {
-        self.begin(|out| fields::put_numbers(out, 13, &[step.0]));
+        self.begin(|out| calls::put_numbers(out, 13, &[step.0]));
         let result = self.scheduler.fail(step);
         self.end(|| outcome(&result, |()| 0));
         result

@@ -25,7 +25,9 @@ use crate::error::{Error, Result};
 use crate::ids::TokenId;
 use crate::mutant::{self, Mutant};
 use crate::rank::Turn;
-use crate::recording_fields::{Left, put_config, put_entry};
+use crate::recording_calls::put_entry;
+use crate::recording_config::put_config;
+use crate::recording_numbers::Left;
 use crate::request::Limits;
 use crate::retention::Ranges;
 
