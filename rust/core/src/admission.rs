@@ -6,7 +6,6 @@
 use crate::beside::Beside;
 use crate::block_table::BlockTable;
 use crate::error::{Error, Result};
-use crate::hit::Known;
 use crate::ids::Key;
 use crate::mutant::{self, Mutant};
 use crate::partial_hit::PartialHit;
@@ -166,109 +165,6 @@ impl Scheduler {
         is_alone && (self.hit.confirmed() == self.hit.len() || mutant::is_on(Mutant::PendingOverQuotaEnds))
     }
 
-    /// Rows for which an admission promises blocks: those of what is known, or all that there may be, with `no_evict` or if it may not be
-    /// preempted any more.
-    pub(crate) fn rows_to_promise(&self, seat: usize) -> usize {
-        let request = self.request(seat);
-        if !self.promises_whole(seat) || mutant::is_on(Mutant::PromiseOnlyKnown) {
-            return request.num_tokens();
-        }
-        self.most_rows(request.prompt_len, &request.limits).max(request.num_tokens())
-    }
-
-    /// Blocks that the request at `seat`, which has its tables, is promised beside what these name in sight of its next row.
-    pub(crate) fn need_of(&self, seat: usize) -> u32 {
-        let request = self.request(seat);
-        self.need_from(seat, request.computed(), request.table.len())
-    }
-
-    /// The same if its next row were `position` and its tables had `len` entries. What leaves a window counts for nobody who may not be
-    /// preempted any more: others may hold it.
-    pub(crate) fn need_from(&self, seat: usize, position: usize, len: usize) -> u32 {
-        let request = self.request(seat);
-        let rows = self.rows_to_promise(seat);
-        let own = if self.groups.has_window() && self.is_secured(seat) {
-            self.block_size.blocks_for(rows).saturating_sub(len) * self.groups.len()
-        } else {
-            self.groups.need(position, len, rows)
-        };
-        own as u32 + self.need_of_siblings(request.prompt_len, &request.limits, request.siblings) as u32
-    }
-
-    /// Blocks that what is known of the request at `seat` needs, with the same.
-    pub(crate) fn need_for(&self, seat: usize, position: usize, len: usize) -> u32 {
-        self.groups.need(position, len, self.request(seat).num_tokens()) as u32
-    }
-
-    /// Blocks that must stay free beside those of the request at `seat`, if it is admitted: for those that run, and itself, to grow.
-    fn reserve(&self, seat: usize) -> u32 {
-        if self.running.is_empty() || self.into_room == Some(seat) || mutant::is_on(Mutant::NothingReserved) {
-            return 0;
-        }
-        let mut reserve = u64::from(self.config.queue.watermark);
-        if self.config.queue.estimate_growth && !self.config.queue.no_evict {
-            reserve += self.outlook.expected;
-            if !self.is_secured(seat) {
-                let now = self.blocks_of(self.request(seat).num_tokens());
-                reserve += u64::from(self.expected_blocks(seat)).saturating_sub(now);
-            }
-        }
-        u32::try_from(reserve).unwrap_or(u32::MAX)
-    }
-
-    /// With `no_evict`: promises again what running requests lost when they had to go back, as far as it is free.
-    pub(crate) fn pay_debts(&mut self) {
-        if !self.config.queue.no_evict || !std::mem::take(&mut self.owes) {
-            return;
-        }
-        for at in 0..self.running.len() {
-            let seat = self.running[at];
-            self.give_back_surplus(seat);
-            let missing = self.need_of(seat).saturating_sub(self.request(seat).promised);
-            let is_unlimited = mutant::is_on(Mutant::DebtPaidOverQuota);
-            let room = if is_unlimited { u32::MAX } else { self.room_of_tenant(&self.asks[seat]) };
-            let more = missing.min(room).min(self.pool.num_free().saturating_sub(self.promised));
-            self.owes |= more < missing;
-            self.request_mut(seat).promised += more;
-            self.promised += more;
-            self.recount(seat);
-        }
-    }
-
-    /// Charges the prompt of a request that was just admitted to its tenant, but for what was cached or charged before.
-    fn charge_admission(&mut self, seat: usize) {
-        if self.waiting.policy.charges() {
-            let (computed, known) = (self.request(seat).computed(), self.request(seat).num_tokens());
-            self.charge_rows(seat, computed, known);
-        }
-    }
-
-    /// Charges the outputs of the step that was just planned, and the rows behind what was charged at admission.
-    pub(crate) fn charge_step(&mut self) {
-        if !self.waiting.policy.charges() {
-            return;
-        }
-        let step = self.steps + 1;
-        for at in 0..self.flight.of(step).entries.len() {
-            let entry = &self.flight.of(step).entries[at];
-            let (seat, start, end, samples) =
-                (entry.seat(), entry.start(), entry.start() + entry.chunk(), entry.samples());
-            if samples {
-                self.waiting.policy.charge(self.asks[seat].tenant as usize, 1);
-            }
-            self.charge_rows(seat, start, end);
-        }
-    }
-
-    fn charge_rows(&mut self, seat: usize, start: usize, end: usize) {
-        let ask = &mut self.asks[seat];
-        let new = end.saturating_sub(start.max(ask.charged as usize));
-        ask.charged = ask.charged.max(end as u32);
-        if new > 0 {
-            self.waiting.policy.charge(ask.tenant as usize, new as u64);
-        }
-    }
-
     fn admit(&mut self, seat: usize, budget: usize, now_us: u64) -> Admission {
         if !self.has_rows_for(seat) {
             return Admission::NoRows;
@@ -390,70 +286,6 @@ impl Scheduler {
         self.pool.may_take(needed)?;
         self.may_have_row()?;
         Ok(granted)
-    }
-
-    /// Finds the longest known prefix in full blocks. The last token is always computed, so that there are logits to sample from.
-    pub(crate) fn find_hits(&mut self, seat: usize) {
-        let mut most = self.most_hits(seat);
-        let (index, known) = (self.pool.index(), self.known(seat));
-        self.hit.find(index, &self.groups, &self.seats[seat].as_ref().expect("a seat in use").keys[..most], known);
-        while let Some(at) = self.first_forged(seat) {
-            self.counters.forged_hits += 1;
-            most = at;
-            let (index, keys) = (self.pool.index(), &self.seats[seat].as_ref().expect("a seat in use").keys[..most]);
-            self.hit.find(index, &self.groups, keys, known);
-        }
-    }
-
-    /// The same, and what is to be done beside: nothing in a pool without a ledger.
-    fn find_hits_and_part(&mut self, seat: usize) -> Option<Beside> {
-        self.find_hits(seat);
-        self.pool.has_ledger().then(|| Beside { part: self.find_part(seat) })
-    }
-
-    /// The rows of the next block that can be copied. Behind some of these a window may see one block fewer: less is held than without
-    /// them, and more full blocks may serve.
-    #[cold]
-    #[inline(never)]
-    fn find_part(&mut self, seat: usize) -> Option<PartialHit> {
-        let plain = self.hit.len();
-        if self.pool.partial().is_none() || !self.groups.has_window() {
-            return self.find_partial(seat, plain);
-        }
-        let mut most = if mutant::is_on(Mutant::PartialBehindFullOnly) { plain } else { self.most_hits(seat) };
-        loop {
-            self.refit(seat, most, self.block_size.tokens() - 1);
-            let len = self.hit.len();
-            let part = self.find_partial(seat, len);
-            self.refit(seat, len, part.map_or(0, |part| part.rows));
-            if self.hit.len() == len && (len == plain || part.is_some() && self.first_forged(seat).is_none()) {
-                return part;
-            }
-            most = len - 1;
-        }
-    }
-
-    /// Full blocks that a hit may have at most.
-    fn most_hits(&self, seat: usize) -> usize {
-        let request = self.request(seat);
-        if mutant::is_on(Mutant::PreemptedLooksNothingUp) && request.preemptions > 0 {
-            return 0;
-        }
-        let whole = usize::from(mutant::is_on(Mutant::HitWholePrompt));
-        self.block_size.full_blocks(request.num_tokens() - 1 + whole).min(request.keys.len())
-    }
-
-    /// What counts for a hit. Who shares what is not confirmed may lose it, and who was promised its whole need was not promised blocks for
-    /// that.
-    fn known(&self, seat: usize) -> Known {
-        if self.promises_whole(seat) { Known::Published } else { Known::Pending }
-    }
-
-    /// Finds again, of at most `most` blocks, what every group accepts with `rows` rows behind it.
-    fn refit(&mut self, seat: usize, most: usize, rows: usize) {
-        let (index, known) = (self.pool.index(), self.known(seat));
-        let keys = &self.seats[seat].as_ref().expect("a seat in use").keys[..most];
-        self.hit.fit(index, &self.groups, keys, known, rows);
     }
 
     /// Makes room for all tokens, keys and blocks that a request can ever have: decoding allocates nothing.

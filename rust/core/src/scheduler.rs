@@ -1,7 +1,7 @@
-//! Decides what each step runs: first come, first served, one token budget over prefill and decode.
+//! Decides what each step runs: one token budget over prefill and decode.
 //!
-//! Before: the border calls. After: [`BlockPool`] gives and takes blocks. This file owns the state and its outer doors (submit, abort,
-//! finish); a step is made in `planning.rs` with `admission.rs` and `preemption.rs`, and ends in `commit.rs`.
+//! Before: the border calls. After: [`BlockPool`] gives and takes blocks. This file owns the state; a request comes in `submission.rs` and goes
+//! in `ending.rs`; a step is made in `planning.rs` with `admission.rs` and `preemption.rs`, and ends in `commit.rs`.
 //! Every live request is in exactly one place, waiting or running, and one that ended holds nothing: see `audit.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,6 +15,7 @@ use crate::block_size::BlockSize;
 use crate::chain::Identity;
 use crate::config::Config;
 use crate::drain::Drain;
+use crate::ending::{REMEMBERED, Remembered};
 use crate::error::{Error, Result};
 use crate::events::EventLog;
 use crate::expiry::Expiries;
@@ -22,34 +23,18 @@ use crate::flight::Flights;
 use crate::group::Groups;
 use crate::hit::Hit;
 use crate::ids::{BlockId, Key, RequestId, Row, TokenId};
-use crate::miss::{Miss, MissCounts, Seen};
+use crate::miss::{MissCounts, Seen};
 use crate::mutant::{self, Mutant};
 use crate::pins::Pins;
 use crate::plan::{Draft, Layout};
-use crate::policy::{self, PolicyKind};
-use crate::queue_rules::PRIORITIES;
-use crate::rank::{Ask, Asked, Rank};
-use crate::reason::{Reason, saturated};
-use crate::request::{End, Limits, Place, Request};
+use crate::policy;
+use crate::rank::Ask;
+use crate::request::{Place, Request};
 use crate::retention::Ranges;
 use crate::stats::Counters;
-use crate::tenants::{self, Backlog, Tenants};
-use crate::timeline::{Ring, Timelines};
+use crate::tenants::{Backlog, Tenants};
+use crate::timeline::Timelines;
 use crate::waiting_line::WaitingLine;
-
-/// Ended requests whose cached tokens are still known.
-const REMEMBERED: usize = 1024;
-
-/// Requests that ended whose memory one call gives back.
-const CLEARED_AT_ONCE: usize = 4;
-
-/// What is known of a request that ended.
-pub(crate) struct Remembered {
-    pub id: RequestId,
-    pub cached: usize,
-    pub miss: Option<Miss>,
-    pub timeline: Ring,
-}
 
 /// The scheduler of one pool.
 pub struct Scheduler {
@@ -61,7 +46,7 @@ pub struct Scheduler {
     pub(crate) hasher: BlockHasher,
     /// Live requests by seat. A seat is reused after its request has ended.
     pub(crate) seats: Vec<Option<Request>>,
-    empty_seats: Vec<usize>,
+    pub(crate) empty_seats: Vec<usize>,
     /// Seats by request id.
     by_id: HashTable<usize>,
     pub(crate) next_id: u64,
@@ -127,9 +112,9 @@ pub struct Scheduler {
     /// Requests, by seat, whose deadline is over in the plan under way. Kept for its memory.
     pub(crate) due: Vec<usize>,
     /// Memory of requests that ended: many may end in one step, so it is given back little by little.
-    leavings: Vec<Request>,
+    pub(crate) leavings: Vec<Request>,
     /// Cached tokens of requests that ended, the newest last.
-    remembered: VecDeque<Remembered>,
+    pub(crate) remembered: VecDeque<Remembered>,
     /// What was published lately, if misses are to be explained.
     pub(crate) seen: Option<Seen>,
     pub(crate) misses: MissCounts,
@@ -217,65 +202,6 @@ impl Scheduler {
         })
     }
 
-    /// Queues one request of the nameless tenant, without priority and deadlines.
-    ///
-    /// # Errors
-    /// As [`submit_as`](Self::submit_as).
-    pub fn submit(&mut self, prompt: Prompt, limits: Limits, now_us: u64) -> Result<RequestId> {
-        self.submit_as(prompt, limits, Asked::default(), now_us)
-    }
-
-    /// Queues one request. Ids count up, so of one class earlier ones rank higher.
-    ///
-    /// # Errors
-    /// [`Error::InvalidInput`], [`Error::NeverFits`] or [`Error::QueueFull`]; nothing is queued then.
-    pub fn submit_as(
-        &mut self,
-        mut prompt: Prompt,
-        limits: Limits,
-        asked: Asked<'_>,
-        now_us: u64,
-    ) -> Result<RequestId> {
-        if let Err(error) = self
-            .check_siblings(asked.siblings)
-            .and_then(|()| self.check(&prompt.tokens, &limits, asked.siblings))
-            .and_then(|()| self.check_asked(&asked, now_us))
-            .and_then(|()| self.check_tenant(&prompt.tokens, &limits, &asked))
-            .and_then(|()| self.check_queue(prompt.tokens.len(), asked.tenant))
-        {
-            self.counters.refused += 1;
-            self.timelines.count(Reason::of_refusal(&error));
-            return Err(error);
-        }
-        if prompt.generation != self.hasher.generation && self.config.enable_prefix_caching {
-            // The weights changed while it was hashed.
-            prompt.keys.clear();
-            self.hasher.extend(&prompt.chain, &mut prompt.keys, &prompt.tokens);
-            if let Some(trail) = &mut prompt.trail {
-                trail.restart();
-                trail.extend(&mut self.hasher, &prompt.tokens);
-            }
-        }
-        self.clear_up();
-        self.pool.tell_time(now_us);
-        let id = RequestId(self.next_id);
-        self.next_id += 1 + u64::from(asked.siblings);
-        let ask = self.ask(id, &asked, now_us);
-        let (tokens, max_tokens) = (saturated(prompt.tokens.len() as u64), limits.max_tokens);
-        self.timelines.tell_time(now_us);
-        let seat = self.sit(Request::new(id, prompt, limits, now_us, self.config.max_model_len as usize), ask);
-        if asked.siblings > 0 {
-            self.begin_family(seat, asked.siblings);
-        }
-        self.note(seat, Reason::Submitted { tokens, max_tokens });
-        if self.waiting.len() > 0 {
-            self.note(seat, Reason::BehindHead { others: self.waiting.len() as u32 });
-        }
-        self.start_waiting(seat);
-        self.counters.submitted += 1;
-        Ok(id)
-    }
-
     /// Asks how long the blocks of a request are to stay when nobody holds them: those that it has, and those to come.
     ///
     /// # Errors
@@ -303,25 +229,6 @@ impl Scheduler {
         &self.hasher
     }
 
-    /// Ends a request in whatever state it is, all of its sequences; the id of another sequence than the first ends that one alone. False
-    /// if it has ended already or never was.
-    pub fn abort(&mut self, id: RequestId) -> bool {
-        if self.families.contains_key(&id) && !mutant::is_on(Mutant::SiblingsOutlive) {
-            return self.end_family(id, End::Aborted);
-        }
-        self.leave_by_id(id, End::Aborted)
-    }
-
-    /// Ends one sequence of a request as aborted, the first one too; false as above.
-    pub fn end_sequence(&mut self, id: RequestId) -> bool {
-        self.leave_by_id(id, End::Aborted)
-    }
-
-    /// Ends a request as finished, because its text reached a stop that only the caller can see; false as above.
-    pub fn finish(&mut self, id: RequestId) -> bool {
-        self.leave_by_id(id, End::Stop)
-    }
-
     /// Forgets all published content that no live sequence holds; returns how many blocks forgot theirs.
     pub fn reset_prefix_cache(&mut self) -> u32 {
         self.pool.forget_unheld()
@@ -340,22 +247,6 @@ impl Scheduler {
     /// first. The number to read on from; none if events are not recorded. Walks the whole pool.
     pub fn event_snapshot(&self, bytes: &mut Vec<u8>) -> Option<u64> {
         self.pool.event_snapshot(bytes)
-    }
-
-    /// Prompt tokens that a request found in the prefix cache when it was first admitted; 0 before.
-    ///
-    /// # Errors
-    /// [`Error::UnknownRequest`] if it neither lives nor is among the last 1,024 that ended.
-    pub fn num_cached_tokens(&self, id: RequestId) -> Result<usize> {
-        if let Some(seat) = self.seat_of(id) {
-            return Ok(self.request(seat).cached.unwrap_or(0));
-        }
-        self.remembered_of(id).map(|ended| ended.cached).ok_or(Error::UnknownRequest { request: id })
-    }
-
-    /// What is known of a request that ended lately.
-    pub(crate) fn remembered_of(&self, id: RequestId) -> Option<&Remembered> {
-        self.remembered.iter().rev().find(|ended| ended.id == id)
     }
 
     /// Requests with a row.
@@ -478,182 +369,6 @@ impl Scheduler {
         if until == 0 || mutant::is_on(Mutant::FreeInFlight) { Release::Now } else { Release::Until(until) }
     }
 
-    /// Records the end of a request that is in neither line any more, and frees its seat.
-    pub(crate) fn end(&mut self, seat: usize, end: End) {
-        self.note_end(seat, end);
-        let request = self.seats[seat].take().expect("a seat in use");
-        self.by_id_remove(request.id(), seat);
-        if let Some(first) = request.family {
-            self.leave_family(first, request.id(), end);
-        }
-        self.forget_untold(request.id());
-        self.empty_seats.push(seat);
-        self.tenants.exit(self.asks[seat].tenant);
-        self.expiries.clear(seat);
-        if self.remembered.len() == REMEMBERED
-            && let Some(oldest) = self.remembered.pop_front()
-        {
-            self.timelines.recycle(oldest.timeline);
-        }
-        let cached = request.cached.unwrap_or(0);
-        let mut timeline = self.timelines.end(seat);
-        if mutant::is_on(Mutant::EndForgetsTimeline) {
-            timeline = Ring::default();
-        }
-        self.remembered.push_back(Remembered { id: request.id(), cached, miss: request.miss, timeline });
-        match end {
-            End::Stop | End::Length => {
-                self.counters.finished += 1;
-                self.outlook.see_end(request.num_outputs());
-            }
-            End::Refused => self.counters.queue_expired += 1,
-            End::Aborted | End::Capacity => self.counters.aborted += 1,
-            End::Expired => {
-                self.counters.aborted += 1;
-                self.counters.expired += 1;
-            }
-        }
-        let record = [request.id().0 as i64, end as i64];
-        // Rows are reused from the next plan on, so who had one must be told first.
-        match request.place {
-            Place::Running(_) => {
-                self.ended.insert(self.ended_with_row, record);
-                self.ended_with_row += 1;
-            }
-            Place::Waiting => self.ended.push_back(record),
-        }
-        self.leavings.push(request);
-    }
-
-    /// Gives back the memory of a few requests that ended.
-    pub(crate) fn clear_up(&mut self) {
-        self.leavings.truncate(self.leavings.len().saturating_sub(CLEARED_AT_ONCE));
-    }
-
-    /// Ends the live request `id`, if there is one.
-    pub(crate) fn leave_by_id(&mut self, id: RequestId, end: End) -> bool {
-        let seat = self.seat_of(id);
-        seat.into_iter().for_each(|seat| self.leave(seat, end));
-        seat.is_some()
-    }
-
-    /// Ends the request at `seat`, wherever it is.
-    pub(crate) fn leave(&mut self, seat: usize, end: End) {
-        match self.request(seat).place {
-            Place::Waiting => {
-                if !mutant::is_on(Mutant::AbortWaitingLeaks) {
-                    self.waiting.leave(seat, &self.asks[seat]);
-                    self.end_waiting(seat);
-                }
-            }
-            Place::Running(_) => {
-                if self.flight.runs(self.request(seat).planned_in) {
-                    self.withdraw_writer(seat);
-                }
-                self.stop_running(seat);
-            }
-        }
-        self.end(seat, end);
-    }
-
-    fn check(&self, prompt: &[TokenId], limits: &Limits, siblings: u32) -> Result<()> {
-        let invalid =
-            |field, value: usize, bound: String| Err(Error::InvalidInput { field, value: value as i128, bound });
-        let vocab = self.config.vocab_size;
-        let longest = self.config.max_model_len as usize - 1;
-        if prompt.is_empty() || prompt.len() > longest {
-            return invalid(
-                "prompt_len",
-                prompt.len(),
-                format!("must be 1..={longest} tokens for max_model_len {}", longest + 1),
-            );
-        }
-        // All at once, many at a time: nearly always all are right.
-        let is_wrong = prompt.iter().fold(false, |wrong, &id| wrong | (id >= vocab));
-        if is_wrong && let Some(&id) = prompt.iter().find(|&&id| id >= vocab) {
-            return invalid("token_ids", id as usize, format!("must be 0..={} for this vocabulary", vocab - 1));
-        }
-        self.check_limits(limits)?;
-        self.check_fits(prompt.len(), limits, siblings)
-    }
-
-    fn check_asked(&self, asked: &Asked<'_>, now_us: u64) -> Result<()> {
-        let invalid = |field, value: i128, bound: String| Err(Error::InvalidInput { field, value, bound });
-        tenants::check_name(asked.tenant)?;
-        let turn = &asked.turn;
-        if !PRIORITIES.contains(&turn.priority) {
-            let bound = format!("must be {}..={}", PRIORITIES.start(), PRIORITIES.end());
-            return invalid("priority", i128::from(turn.priority), bound);
-        }
-        let policy = self.config.queue.policy;
-        if turn.priority != 0 && policy != PolicyKind::Priority {
-            return invalid("priority", i128::from(turn.priority), format!("must be 0 with policy {}", policy.name()));
-        }
-        for (field, value) in [("deadline_us", turn.deadline_us), ("queue_deadline_us", turn.queue_deadline_us)] {
-            if value <= now_us {
-                return invalid(field, i128::from(value), format!("must be later than now_us, {now_us}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// What the line is to know of the request `id`, whose tenant has one more from here on.
-    fn ask(&mut self, id: RequestId, asked: &Asked<'_>, now_us: u64) -> Ask {
-        let (tenant, is_reused) = self.tenants.enter(asked.tenant);
-        if is_reused {
-            self.waiting.policy.forget(tenant as usize);
-        }
-        let turn = asked.turn;
-        let class = self.waiting.policy.class(turn.priority, now_us);
-        Ask {
-            rank: Rank { class, arrival: id.0 },
-            turn,
-            tenant,
-            submitted_us: now_us,
-            due_us: turn.deadline_us.min(turn.queue_deadline_us),
-            cached_blocks: 0,
-            short_of: None,
-            backlog: Backlog::default(),
-            passed: 0,
-            charged: 0,
-        }
-    }
-
-    pub(crate) fn check_limits(&self, limits: &Limits) -> Result<()> {
-        let invalid =
-            |field, value: u32, bound: String| Err(Error::InvalidInput { field, value: i128::from(value), bound });
-        let vocab = self.config.vocab_size;
-        if let Some(&id) = limits.stop_tokens.iter().find(|&&id| id >= vocab) {
-            return invalid("stop_token_ids", id, format!("must be 0..={} for this vocabulary", vocab - 1));
-        }
-        if limits.max_tokens == 0 {
-            return invalid("max_tokens", 0, "must be at least 1".to_owned());
-        }
-        if limits.min_tokens > limits.max_tokens {
-            let bound = format!("must be at most max_tokens, {}", limits.max_tokens);
-            return invalid("min_tokens", limits.min_tokens, bound);
-        }
-        Ok(())
-    }
-
-    /// Refuses what cannot fit even alone: the rows of the prompt and of the outputs that must be made. The newest output has no row.
-    /// With `no_evict` all sequences must fit at once.
-    pub(crate) fn check_fits(&self, prompt_len: usize, limits: &Limits, siblings: u32) -> Result<()> {
-        let must_make = limits.min_tokens.max(1) as usize;
-        let mut rows = (prompt_len + must_make - 1).min(self.config.max_model_len as usize - 1);
-        if self.config.queue.no_evict {
-            rows = self.most_rows(prompt_len, limits);
-        }
-        let needed = self.groups.need(0, 0, rows) as u64 + self.need_of_siblings(prompt_len, limits, siblings);
-        let usable =
-            self.pool.usable() - if mutant::is_on(Mutant::WatermarkUsable) { 0 } else { self.config.queue.watermark };
-        let usable = u64::from(usable) + u64::from(mutant::is_on(Mutant::NullUsable));
-        if needed > usable && !mutant::is_on(Mutant::NoNeverFits) {
-            return Err(Error::NeverFits { needed, usable });
-        }
-        Ok(())
-    }
-
     pub(crate) fn sit(&mut self, request: Request, ask: Ask) -> usize {
         let id = request.id();
         let seat = self.empty_seats.pop().unwrap_or_else(|| {
@@ -680,7 +395,7 @@ impl Scheduler {
         self.by_id.find(spread(self.request(seat).id()), |&other| other == seat).is_some()
     }
 
-    fn by_id_remove(&mut self, id: RequestId, seat: usize) {
+    pub(crate) fn by_id_remove(&mut self, id: RequestId, seat: usize) {
         if let Ok(entry) = self.by_id.find_entry(spread(id), |&other| other == seat) {
             entry.remove();
         }
