@@ -165,9 +165,20 @@ impl Scheduler {
         is_alone && (self.hit.confirmed() == self.hit.len() || mutant::is_on(Mutant::PendingOverQuotaEnds))
     }
 
+    /// Whether the tenant of the request at `seat` holds too much for it whatever it would find: without a window that is as many blocks,
+    /// found or not. Many tenants may be at their quota, and this looks nothing up.
+    fn is_surely_over_quota(&self, seat: usize) -> bool {
+        let holds_some = self.tenants.of(self.asks[seat].tenant).held > 0;
+        let has_quota = holds_some && !self.groups.has_window() && !mutant::is_on(Mutant::QuotaExceeded);
+        has_quota && self.need_from(seat, 0, 0) > self.room_of_tenant(&self.asks[seat])
+    }
+
     fn admit(&mut self, seat: usize, budget: usize, now_us: u64) -> Admission {
         if !self.has_rows_for(seat) {
             return Admission::NoRows;
+        }
+        if self.is_surely_over_quota(seat) {
+            return Admission::OverQuota;
         }
         if let Some(needed) = self.asks[seat].short_of
             && !self.running.is_empty()
