@@ -116,7 +116,9 @@ impl Scheduler {
             let (held, limit) = (tenant.held, tenant.rules.soft_blocks);
             self.note_wait(first, Reason::Yields { held, limit });
         }
-        if !self.waiting.has_aside()
+        let is_done = left == 0 && !mutant::is_on(Mutant::RoomReadsNoBudget);
+        if !is_done
+            && !self.waiting.has_aside()
             && let Some(seat) = self.waiting.first()
         {
             let reason = if self.free_rows.is_empty() {

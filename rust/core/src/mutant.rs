@@ -38,6 +38,14 @@ mutants! {
     SpareRowsLost = "spare_rows_lost",
     /// Other sequences get their first token from another row.
     SiblingsOfOtherRow = "siblings_of_other_row",
+    /// Who outgrows its tenant's quota is told the size of the pool.
+    CapacityTellsPool = "capacity_tells_pool",
+    /// Who was refused in a plan that ran nothing is told so when it runs.
+    RefusedReadsWaiting = "refused_reads_waiting",
+    /// What is kept for growth is told as blocks in flight.
+    KeptReadsInFlight = "kept_reads_in_flight",
+    /// Who waits behind the one for which room was made is told that the tokens of the step are given away.
+    RoomReadsNoBudget = "room_reads_no_budget",
     /// A request of several sequences is admitted with a row for one.
     RowForOneOnly = "row_for_one_only",
     /// With `no_evict` what a request lost is promised again beyond its tenant's quota.

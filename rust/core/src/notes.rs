@@ -130,6 +130,10 @@ impl Scheduler {
 
     /// Notes that the waiting request at `seat`, which needs `needed` blocks, does not fit beside what is held and promised.
     pub(crate) fn note_blocked(&mut self, seat: usize, needed: u32) {
+        let free = self.pool.num_free().saturating_sub(self.promised);
+        if needed <= free && !mutant::is_on(Mutant::KeptReadsInFlight) {
+            return self.note_wait(seat, Reason::KeptForGrowth { needed, free, kept: self.reserve(seat).min(free) });
+        }
         self.note_wait(seat, self.lack(needed, false));
     }
 
@@ -172,6 +176,8 @@ impl Scheduler {
     pub(crate) fn note_end(&mut self, seat: usize, end: End) {
         let request = self.request(seat);
         let tokens = saturated(request.num_outputs() as u64);
+        let usable = self.pool.usable() - self.num_pinned();
+        let quota = self.tenants.of(self.asks[seat].tenant).rules.hard_blocks;
         self.note(
             seat,
             match end {
@@ -185,7 +191,7 @@ impl Scheduler {
                 }
                 End::Capacity => Reason::Capacity {
                     needed: saturated(self.groups.need(0, 0, request.num_tokens()) as u64),
-                    usable: self.pool.usable() - self.num_pinned(),
+                    usable: if mutant::is_on(Mutant::CapacityTellsPool) { usable } else { usable.min(quota) },
                 },
             },
         );
@@ -204,7 +210,9 @@ impl Scheduler {
             }
         }
         if let Place::Running(_) = self.request(seat).place {
-            return noted;
+            // A plan that could run nothing gave its number to the next one, which may have run it.
+            let has_run = self.request(seat).planned_in == self.steps && !mutant::is_on(Mutant::RefusedReadsWaiting);
+            return noted.filter(|_| !has_run);
         }
         let others = (self.waiting.len() as u32).saturating_sub(1);
         noted.filter(|reason| !matches!(reason, Reason::BehindHead { .. })).or(Some(Reason::BehindHead { others }))

@@ -150,6 +150,15 @@ reasons! {
         /// Its soft quota.
         limit: u32
     } "waits: its tenant holds {held} KV blocks, above {limit} it goes behind others";
+    /// The blocks that it needs are free, and kept for those that run to grow.
+    15 KeptForGrowth "kept_for_growth" Wait {
+        /// Blocks that it needs.
+        needed: u32,
+        /// In the free queue, promised to nobody.
+        free: u32,
+        /// Of those, left for growth: the watermark, and what is expected.
+        kept: u32
+    } "waits for {needed} KV blocks: {free} are free, {kept} of them kept for those that run to grow (watermark, estimate_growth)";
     /// A running request cannot grow, and nobody that ranks below it has what it lacks.
     20 NoVictim "no_victim" Wait {
         /// Blocks that it lacks.
@@ -271,13 +280,13 @@ reasons! {
         /// Outputs.
         tokens: u32
     } "was aborted after {tokens} outputs";
-    /// Alone in the pool, and still not fitting.
+    /// Alone in the pool or in its tenant's quota, and still not fitting.
     83 Capacity "capacity" End {
         /// Blocks that it needs.
         needed: u32,
-        /// Blocks of the pool but the null block and what is pinned.
+        /// Blocks of the pool but the null block and what is pinned, or the hard quota of its tenant if that is less.
         usable: u32
-    } "was aborted: it needs {needed} KV blocks, {usable} are usable and nobody else runs";
+    } "was aborted: it needs {needed} KV blocks, {usable} are all that it may ever hold";
     /// Its deadline was over.
     84 Deadline "deadline" End {
         /// Outputs.

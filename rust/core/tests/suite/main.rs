@@ -41,6 +41,7 @@ mod replay;
 mod retained;
 mod retention_script;
 mod retention_vs_model;
+mod schedule_corners;
 mod schedule_script;
 mod scheduler_random;
 mod seed;

@@ -30,13 +30,14 @@ use crate::driver::{self, Driver};
 use crate::key_checks;
 use crate::limits_of_the_queue;
 use crate::overlap::World;
-use crate::overlap_script::scripts;
+use crate::overlap_script::{drafting_scripts, scripts};
 use crate::parts;
 use crate::policy_checks;
 use crate::pool_script::pool_scripts;
 use crate::refused;
 use crate::retained;
 use crate::retention_script;
+use crate::schedule_corners::{corners, refusing_schedules};
 use crate::schedule_script::schedules;
 use crate::seed;
 use crate::sequence_script::sequence_scripts;
@@ -83,6 +84,10 @@ rows! {
     fork_shares_unseen: ForkSharesUnseen, ["siblings"], sibling_checks::without_eviction_others_begin_behind_a_window;
     siblings_unpromised: SiblingsUnpromised, ["submit"], sibling_checks::without_eviction_every_sequence_has_its_blocks;
     room_ends_highest: RoomEndsHighest, ["capacity"], limits_of_the_queue::who_goes_first_waits_while_room_is_kept;
+    capacity_tells_pool: CapacityTellsPool, ["numbers"], limits_of_the_queue::a_tenant_never_holds_more_than_its_hard_quota;
+    refused_reads_waiting: RefusedReadsWaiting, ["reason"], a_refused_request_runs_in_the_next_plan;
+    kept_reads_in_flight: KeptReadsInFlight, ["numbers"], limits_of_the_queue::what_is_kept_for_growth_is_told;
+    room_reads_no_budget: RoomReadsNoBudget, ["numbers"], limits_of_the_queue::who_waits_behind_a_room_is_told_why;
     row_for_one_only: RowForOneOnly, ["siblings"], sibling_checks::a_row_is_kept_for_each;
     rejected_draft_published: RejectedDraftPublished, ["A7"], draft_checks::only_what_was_right_is_found_again;
     rollback_keeps_one: RollbackKeepsOne, ["A7"], draft_checks::every_drafter_brings_the_same_text;
@@ -334,20 +339,15 @@ fn random_schedules_alone_find_most_faults() {
     ];
     let rare = [
         "double_free",
-        "preempt_two",
         "no_budget_for_decodes",
         "event_per_block",
         "promise_unfreed",
         "put_back_blind",
         "put_back_to_start",
-        "refused_keeps_promise",
         "quota_exceeded",
-        "lookahead_not_awaited",
         "stop_inside_run_missed",
-        "sharer_looks_once",
-        "pending_over_quota_ends",
-        "debt_paid_over_quota",
         "tenant_victim_in_vain",
+        "room_reads_no_budget",
         "parked_not_awaited",
         "fork_shares_unseen",
     ];
@@ -423,7 +423,8 @@ fn random_schedules_alone_find_most_faults() {
     ];
     let elsewhere = [&turns[..], &orders, &sequences, &tables, &rare, &keys, &retention, &told].concat();
     let threads = |name: &&str| CAUGHT_ELSEWHERE.iter().any(|(fault, _)| fault.name() == *name);
-    let overlap = |name: &&str| OVERLAP.iter().any(|fault| fault.name() == *name);
+    let own = [&OVERLAP[..], &CORNERS, &DRAFTING, &REFUSING].concat();
+    let overlap = |name: &&str| own.iter().any(|fault| fault.name() == *name);
     missed.retain(|name| !overlap(name));
     missed.retain(|name| !elsewhere.contains(name) && !threads(name));
     // Some need luck: they get more of it.
@@ -848,6 +849,37 @@ fn random_overlap_scripts_find_the_faults_of_overlap() {
     }
 }
 
+#[test]
+fn random_schedules_in_corners_find_what_hides_there() {
+    for fault in CORNERS {
+        let found = under(fault, || seed::sweep(1, 4_000, &corners(), |schedule| schedule.run().map(drop)));
+        assert!(found.is_err(), "4,000 random schedules in corners do not find {}", fault.name());
+    }
+    for fault in REFUSING {
+        let found = under(fault, || seed::sweep(1, 1_000, &refusing_schedules(), |schedule| schedule.run().map(drop)));
+        assert!(found.is_err(), "1,000 random schedules with refusals do not find {}", fault.name());
+    }
+    for fault in DRAFTING {
+        let found = under(fault, || seed::sweep(1, 2_000, &drafting_scripts(), |script| script.run().map(drop)));
+        assert!(found.is_err(), "2,000 random scripts with drafts do not find {}", fault.name());
+    }
+}
+
+/// Faults that need a tenant at its quota, a writer that many rely on, or a pool that outputs outgrow.
+const CORNERS: [Mutant; 5] = [
+    Mutant::PreemptTwo,
+    Mutant::SharerLooksOnce,
+    Mutant::PendingOverQuotaEnds,
+    Mutant::DebtPaidOverQuota,
+    Mutant::CapacityTellsPool,
+];
+
+/// Faults that need a question that is refused.
+const REFUSING: [Mutant; 2] = [Mutant::RefusedKeepsPromise, Mutant::RefusedReadsWaiting];
+
+/// A fault that needs drafts in the last free blocks.
+const DRAFTING: [Mutant; 1] = [Mutant::LookaheadNotAwaited];
+
 /// Faults that need two steps in flight.
 const OVERLAP: [Mutant; 5] = [
     Mutant::RowsOfNoStepWasted,
@@ -877,6 +909,17 @@ fn a_long_victim_makes_room_for_a_short_one_that_waits() -> Checked {
     let mut victims = driver.plans.iter().map(|plan| &plan.preempted).filter(|victims| !victims.is_empty());
     let first = (victims.next(), victims.next());
     ensure(first == (Some(&vec![2]), Some(&vec![3])), "victims", || format!("{first:?} were preempted in turn"))
+}
+
+/// The block that a lone request needs is refused once: the plan runs nothing, and the next one has its number.
+fn a_refused_request_runs_in_the_next_plan() -> Checked {
+    let mut driver = Driver::new(config(9, 4));
+    driver.submit(prompt(1, 8), up_to(6))?;
+    driver.run_step()?;
+    driver.refuse_next = 1;
+    let runs = driver.plan()?;
+    ensure(!runs && driver.seen.refused == 1, "setting", || "nothing was refused".to_owned())?;
+    driver.drain()
 }
 
 /// Five tokens a step. A failed step takes back what request 2 copied, so it is a longer prefill, with two decodes behind it.

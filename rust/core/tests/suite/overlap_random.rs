@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 
 use crate::broken;
-use crate::overlap_script::scripts;
+use crate::overlap_script::{drafting_scripts, scripts};
 use crate::seed;
 
 #[test]
@@ -48,4 +48,9 @@ fn every_request_gets_its_cold_answer_at_depth_1_and_2() {
     );
     // The rarest comes in every 300th schedule: in few schedules nothing is asked for.
     assert!(seen.iter().all(|&count| count >= u64::from(cases) / 1000), "schedules must meet everything: {seen:?}");
+}
+
+#[test]
+fn every_request_gets_its_cold_answer_beside_drafts_that_take_the_last_blocks() {
+    seed::run_cases("overlap_random, drafting", 2_000, &drafting_scripts(), |script| script.run().map(drop));
 }

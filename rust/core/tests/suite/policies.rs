@@ -52,6 +52,8 @@ limits! {
     without_eviction_a_fork_makes_nobody_wait
     without_eviction_a_debt_waits_for_its_quota
     a_quota_takes_nothing_in_vain
+    what_is_kept_for_growth_is_told
+    who_waits_behind_a_room_is_told_why
 }
 
 /// Two tenants on four rows, requests of 12 steps: one sends two in every step, far more than can be served, the other one in 20 steps.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use crate::broken::{Checked, ensure};
 use crate::driver::Driver;
+use crate::schedule_corners::{corners, refusing_schedules};
 use crate::schedule_script::{Schedule, schedules};
 use crate::seed;
 
@@ -25,6 +26,16 @@ fn every_request_gets_its_cold_answer_whatever_happens_around_it() {
     // The rarest comes in every 300th schedule: in few schedules nothing is asked for.
     let is_rare = |&(_, &count): &(&&str, &u64)| count < u64::from(cases) / 1000;
     assert_eq!(seen.iter().find(is_rare), None, "schedules must meet everything: {seen:?}");
+}
+
+#[test]
+fn every_request_gets_its_cold_answer_at_quotas_beside_writers_and_short_of_memory() {
+    seed::run_cases("scheduler_random, corners", 2_000, &corners(), |schedule| schedule.run().map(drop));
+}
+
+#[test]
+fn every_request_gets_its_cold_answer_where_steps_are_refused() {
+    seed::run_cases("scheduler_random, refusing", 1_000, &refusing_schedules(), |schedule| schedule.run().map(drop));
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod pinning;
 mod plan;
 mod plan_check;
 mod reasons;
+mod refusal;
 pub mod siblings;
 mod step;
 mod turns;
@@ -106,6 +107,8 @@ pub struct Seen {
     /// Sequences beside the first of their request, and requests of several that were ended as one.
     pub siblings: usize,
     pub families_left: usize,
+    /// Plans in which a question was refused.
+    pub refused: usize,
 }
 
 /// A scheduler, the memory of its plans, the oracle model, and the books of its caller.
@@ -137,6 +140,10 @@ pub struct Driver {
     now_us: u64,
     /// What submit refused last.
     pub last_refusal: Option<Error>,
+    /// Which question of the next plan is refused, counted from 1; 0: none.
+    pub refuse_next: u32,
+    /// One was in the plan that is being checked.
+    is_refused: bool,
 }
 
 impl Driver {
@@ -161,6 +168,8 @@ impl Driver {
             pins: Vec::new(),
             now_us: 0,
             last_refusal: None,
+            refuse_next: 0,
+            is_refused: false,
             scheduler,
         }
     }
@@ -488,7 +497,7 @@ impl Driver {
     pub(super) fn promises_all(&self) -> bool {
         let has_quota = self.config().queue.tenants.iter().any(|(_, rules)| rules.hard_blocks < u32::MAX);
         let went_back = self.seen.put_back + self.seen.lost_copies + self.seen.truncated + self.seen.pinned;
-        self.config().queue.no_evict && !has_quota && went_back == 0
+        self.config().queue.no_evict && !has_quota && went_back == 0 && !self.is_refused
     }
 
     /// The lines of the block tables that belong to a row, one for each group: where each begins.

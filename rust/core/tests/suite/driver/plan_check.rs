@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use blocktable_core::ids::{BlockId, Key, RequestId};
 use blocktable_core::prefix_index::KeyState;
+use blocktable_core::request::End;
 
 use super::{Client, Driver, Plan};
 use crate::broken::{Checked, broken, ensure};
@@ -32,6 +33,7 @@ impl Driver {
         self.check_shape(plan)?;
         self.check_tables(plan)?;
         self.check_preemptions(plan, before)?;
+        self.check_last_victim(plan)?;
         self.check_admissions(plan, before)?;
         self.check_order_of_admission(plan)?;
         self.check_waits(plan)?;
@@ -177,6 +179,25 @@ impl Driver {
         })
     }
 
+    /// What the last victim left is needed: less than it had is over when everybody has what it takes. (Where more than growth can be
+    /// the reason, or more comes back than its blocks, nothing is said.)
+    fn check_last_victim(&self, plan: &Plan) -> Checked {
+        let Some(victim) = plan.preempted.last().map(|id| &self.clients[id]) else { return Ok(()) };
+        let ends_one = plan.ended.iter().any(|&(_, code)| code == End::Capacity as i64);
+        let has_other_reason = self.config().queue.preempt_for_waiting
+            || self.rules_of(victim.asked.tenant).hard_blocks < u32::MAX
+            || plan.is_empty();
+        if ends_one || has_other_reason || self.live().any(|client| client.looks_again) {
+            return Ok(());
+        }
+        let blocks = victim.granted.max(victim.tokens.len()).div_ceil(self.block_size());
+        let most = blocks * self.config().groups.len();
+        let left = (self.scheduler.pool().num_free() - self.scheduler.num_promised()) as usize;
+        ensure(left < most, "victims", || {
+            format!("request {} had {most} blocks at most, {left} are left: it was preempted in vain", victim.id)
+        })
+    }
+
     /// An admitted request starts behind all that was found, and gets all the tokens that the budget leaves.
     fn check_admissions(&mut self, plan: &Plan, before: &Before) -> Checked {
         let (size, budget) = (self.block_size(), self.config().max_num_batched_tokens as usize);
@@ -301,6 +322,44 @@ impl Driver {
             let writer = (0..seq).find(comes_to_it);
             ensure(writer.is_none(), "wait", || format!("request {id} computes what sequence {writer:?} computes"))?;
         }
+        self.check_second_look(plan)
+    }
+
+    /// Who lost what it shared shares what a prompt before it in the plan completes, if there is room whatever else it finds. (Through
+    /// a window more than that block is needed, and who was promised its whole need shares nothing that is not confirmed.)
+    fn check_second_look(&self, plan: &Plan) -> Checked {
+        let (config, size) = (self.config(), self.block_size());
+        let shares_unconfirmed = |client: &Client| {
+            let is_promised_all = config.queue.no_evict || client.preemptions >= config.max_preemptions;
+            !is_promised_all && !client.is_mixed && client.drafts.is_empty()
+        };
+        if config.groups.iter().any(|group| group.window.is_some()) || !plan.preempted.is_empty() || self.is_refused {
+            return Ok(());
+        }
+        let left = (self.scheduler.pool().num_free() - self.scheduler.num_promised()) as usize;
+        for (seq, &row) in plan.seq_slots.iter().enumerate() {
+            let client = self.client_in_row(row)?;
+            let start = plan.positions[plan.query_starts[seq] as usize] as usize;
+            let (end, most) = (start + size, client.tokens.len().div_ceil(size) * config.groups.len());
+            let has_room = left >= most && self.rules_of(client.asked.tenant).hard_blocks == u32::MAX;
+            let is_on_edge = client.looks_again && start == client.computed && start.is_multiple_of(size);
+            if !is_on_edge
+                || !has_room
+                || !shares_unconfirmed(client)
+                || end > client.prompt_len.min(client.tokens.len() - 1)
+            {
+                continue;
+            }
+            let completes = |&before: &usize| {
+                let writer = self.client_in_row(plan.seq_slots[before]).expect("checked before");
+                let is_written = plan.seq_lens[before] as usize >= end && end <= writer.prompt_len;
+                is_written && !writer.is_mixed && self.is_same_content(writer, client, end)
+            };
+            let writer = (0..seq).find(completes);
+            ensure(writer.is_none(), "twice", || {
+                format!("request {} computes rows {start}..{end}, which sequence {writer:?} wrote", client.id)
+            })?;
+        }
         Ok(())
     }
 
@@ -342,9 +401,9 @@ impl Driver {
 
     /// With live requests a plan runs something, frees something, or ends something.
     fn check_progress(&self, plan: &Plan, is_overdue: bool) -> Checked {
-        let ended =
-            is_overdue || plan.ended.iter().any(|&(_, code)| code == blocktable_core::request::End::Capacity as i64);
-        let moves = !plan.is_empty() || !plan.preempted.is_empty() || ended || self.live().next().is_none();
+        let ended = is_overdue || plan.ended.iter().any(|&(_, code)| code == End::Capacity as i64);
+        let moves =
+            !plan.is_empty() || !plan.preempted.is_empty() || ended || self.is_refused || self.live().next().is_none();
         ensure(moves, "progress", || "requests live, and the plan does nothing".to_owned())
     }
 }

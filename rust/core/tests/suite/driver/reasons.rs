@@ -2,10 +2,10 @@
 
 use blocktable_core::ids::RequestId;
 use blocktable_core::notes::Whereabouts;
-use blocktable_core::reason::Kind;
+use blocktable_core::reason::{Kind, Reason};
 use blocktable_core::timeline::MAX_RECORDS;
 
-use super::{Driver, Plan};
+use super::{Client, Driver, Plan};
 use crate::broken::{Checked, broken, ensure};
 
 impl Driver {
@@ -30,7 +30,29 @@ impl Driver {
             let runs = client.row.is_some_and(|row| plan.seq_slots.contains(&row));
             let waits = client.is_live() && !runs;
             ensure(told.waits_for.is_some() == waits, "reason", || format!("it got no token: {waits}; {told}"))?;
+            let now = records.iter().filter(|record| record.step + 1 == plan.step);
+            let wrong = now.map(|record| record.reason).find(|&reason| self.is_wrong(reason, plan, client));
+            ensure(wrong.is_none(), "numbers", || format!("{wrong:?} is not so: {told}"))?;
         }
         Ok(())
+    }
+
+    /// Whether what `plan` noted contradicts its own numbers, or the plan.
+    fn is_wrong(&self, reason: Reason, plan: &Plan, client: &Client) -> bool {
+        let is_waiting = client.is_waiting();
+        // One of several sequences takes the others along; with `no_evict` two may lack what the other has.
+        let ends_alone = client.family.is_none() && !self.config().queue.no_evict;
+        match reason {
+            Reason::Capacity { needed, usable } => ends_alone && needed <= usable,
+            // A running one may also wait for what is copied.
+            Reason::BlocksInFlight { needed, free, parked } => needed > free + parked || is_waiting && needed <= free,
+            Reason::KeptForGrowth { needed, free, kept } => needed > free || needed + kept <= free,
+            Reason::OutOfBlocks { needed, free, promised } => needed <= free.saturating_sub(promised),
+            Reason::Yields { held, limit } => held <= limit,
+            Reason::NoBudget { .. } => {
+                is_waiting && plan.token_ids.len() < self.config().max_num_batched_tokens as usize
+            }
+            _ => false,
+        }
     }
 }

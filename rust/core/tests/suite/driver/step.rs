@@ -15,6 +15,7 @@ use blocktable_core::request::End;
 
 use super::oracle::{first_seen, mix, token_of};
 use super::plan_check::Before;
+use super::refusal::with_refusal;
 use super::world::mark;
 use super::{Client, Driver, Plan};
 use crate::broken::{Checked, broken, ensure};
@@ -69,8 +70,25 @@ impl Driver {
         let lasting = self.num_lasting();
         let which = (self.scheduler.steps() % 2) as usize;
         let (staging, tables) = &mut self.memories[which];
-        let result = self.scheduler.plan(now_us, PlanMemory { staging, tables });
+        let nth = std::mem::take(&mut self.refuse_next);
+        let make = || self.scheduler.plan(now_us, PlanMemory { staging, tables });
+        let (result, is_refused) = with_refusal(nth, make);
+        self.is_refused = is_refused;
+        self.seen.refused += usize::from(is_refused);
         self.audit()?;
+        if is_refused
+            && matches!(
+                result,
+                Err(Error::OutOfBlocks { .. }
+                    | Error::NotHeld { .. }
+                    | Error::NoFreeRow { .. }
+                    | Error::BeingWritten { .. })
+            )
+        {
+            // The plan has nothing else; drafts were for it alone.
+            self.clients.values_mut().for_each(|client| client.drafts.clear());
+            return self.settle().map(|()| false);
+        }
         let sizes = result.or_else(|error| broken("plan", error.to_string()))?;
         let plan = Plan::read(&sizes, self.scheduler.layout(), &self.memories[which].0);
         self.seen.expired += usize::from(lasting > self.num_lasting());

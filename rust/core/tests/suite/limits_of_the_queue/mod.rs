@@ -6,9 +6,11 @@ use blocktable_core::chain::{Domain, Identity};
 use blocktable_core::config::Config;
 use blocktable_core::error::Error;
 use blocktable_core::group::GroupSpec;
+use blocktable_core::ids::RequestId;
 use blocktable_core::policy::PolicyKind;
 use blocktable_core::queue_rules::QueueRules;
 use blocktable_core::rank::{Asked, Turn};
+use blocktable_core::reason::Reason;
 use blocktable_core::request::Limits;
 use blocktable_core::tenants::TenantRules;
 
@@ -234,6 +236,40 @@ pub fn a_quota_takes_nothing_in_vain() -> Checked {
     }
     let (preemptions, skipped) = (driver.scheduler.counters().preemptions, driver.seen.skipped);
     ensure(preemptions == 0 && skipped > 0, "quota", || format!("{preemptions} preemptions, {skipped} waits"))?;
+    driver.drain()
+}
+
+/// Ten blocks of 4 rows, four of which are kept. Three are held, and a prompt of four waits for those that are free.
+pub fn what_is_kept_for_growth_is_told() -> Checked {
+    let queue = QueueRules { watermark: 4, estimate_growth: false, ..QueueRules::default() };
+    let mut driver = Driver::new(rows(11, 2, queue));
+    ask(&mut driver, prompt(1, 12), 4, Asked::default())?;
+    let waits = ask(&mut driver, prompt(2, 16), 4, Asked::default())?;
+    driver.run_step()?;
+    let told = driver.scheduler.explain(RequestId(waits)).expect("it lives").waits_for;
+    ensure(told == Some(Reason::KeptForGrowth { needed: 4, free: 7, kept: 4 }), "numbers", || format!("{told:?}"))?;
+    driver.drain()
+}
+
+/// Room is made for a request of a higher class; one behind it is told that such a step admits nobody else.
+pub fn who_waits_behind_a_room_is_told_why() -> Checked {
+    let queue = QueueRules {
+        policy: PolicyKind::Priority,
+        preempt_for_waiting: true,
+        estimate_growth: false,
+        ..QueueRules::default()
+    };
+    let mut driver = Driver::new(rows(9, 4, queue));
+    let of = |priority| Asked { turn: Turn { priority, ..Turn::default() }, ..Asked::default() };
+    for family in 1..=3 {
+        ask(&mut driver, prompt(family, 8), 20, of(5))?;
+    }
+    driver.run_step()?;
+    ask(&mut driver, prompt(4, 13), 4, of(0))?;
+    let behind = ask(&mut driver, prompt(5, 13), 4, of(1))?;
+    driver.run_step()?;
+    let told = driver.scheduler.explain(RequestId(behind)).expect("it lives").waits_for;
+    ensure(told == Some(Reason::AfterPreemption {}), "reason", || format!("{told:?}"))?;
     driver.drain()
 }
 

@@ -96,6 +96,8 @@ pub struct World {
     past: Vec<Vec<u32>>,
     pub seen: Seen,
     salts: u64,
+    /// Since the last plan, and in it, nobody left, failed, went without a token or had to go.
+    is_calm: bool,
     /// One more with every plan.
     now_us: u64,
 }
@@ -114,6 +116,7 @@ impl World {
             past: Vec::new(),
             seen: Seen::default(),
             salts: 0,
+            is_calm: false,
             now_us: 0,
             scheduler,
         }
@@ -182,6 +185,7 @@ impl World {
         let is_refused = oldest.is_some_and(|oldest| self.scheduler.steps() + 1 - oldest >= depth);
         let which = (self.scheduler.steps() % 2) as usize;
         let wasted = self.scheduler.counters().wasted_rows_sum;
+        let kept = self.kept_by_drafts();
         let (staging, tables) = &mut self.memories[which];
         self.now_us += 1;
         let result = self.scheduler.plan(self.now_us, PlanMemory { staging, tables });
@@ -200,6 +204,9 @@ impl World {
             let due = *client.ended.get_or_insert(End::Capacity as i64);
             ensure(code == due, "ends", || format!("a plan tells that request {id} ended with {code}, not {due}"))?;
         }
+        let first = plan.preempted.first().filter(|&&id| self.is_calm && kept.is_some_and(|last| id <= last));
+        ensure(first.is_none(), "victim", || format!("request {first:?} is preempted for blocks that drafts hold"))?;
+        self.is_calm = plan.preempted.is_empty() && plan.ended.is_empty();
         let most = self.scheduler.config().max_preemptions;
         for id in &plan.preempted {
             let client = self.clients.get_mut(id).expect("a known request");
@@ -233,6 +240,31 @@ impl World {
         Ok(runs)
     }
 
+    /// Up to which request nobody may be preempted in the next plan: where the step in flight took more blocks for drafts than those above
+    /// may take, these wait for that step. None if that is not known: after anything that may have put somebody back.
+    fn kept_by_drafts(&self) -> Option<u64> {
+        let (config, step) = (self.scheduler.config(), self.steps.back()?);
+        let (plan, rows, size) = (&step.plan, config.rows() as i32, config.block_size as usize);
+        let samples = |id: u64| plan.sample_requests.iter().filter(|&&owner| owner == id as i64).count();
+        let mut lent = 0;
+        for (seq, &row) in plan.seq_slots.iter().enumerate() {
+            let first = plan.positions[plan.query_starts[seq] as usize] as usize;
+            let owner = self.clients.iter().find(|(_, client)| client.row == Some(row));
+            if owner.is_some_and(|(&id, _)| samples(id) > 1) {
+                let behind =
+                    |change: &&(i32, i32, Vec<i32>)| change.0 % rows == row && change.1 as usize > first / size;
+                lent += plan.dirty.iter().filter(behind).map(|change| change.2.len()).sum::<usize>();
+            }
+        }
+        // A decode takes a block in each group, and no more as long as nobody has to copy.
+        let may_copy = self.clients.values().any(|client| client.costs > 0);
+        if !self.is_calm || may_copy || self.steps.len() > 1 || lent < config.groups.len() {
+            return None;
+        }
+        let running = self.clients.iter().filter(|(_, client)| client.ended.is_none() && client.row.is_some());
+        Some(running.map(|(&id, _)| id).find(|&id| samples(id) == 0).unwrap_or(u64::MAX))
+    }
+
     /// A plan was made: whose time was over ended with it.
     fn end_overdue(&mut self) {
         let now_us = self.now_us;
@@ -244,6 +276,7 @@ impl World {
         let live = self.clients.iter().filter(|(_, client)| client.ended.is_none());
         let overdue: Vec<(u64, End)> = live.filter_map(|(&id, client)| code(client).map(|code| (id, code))).collect();
         for (id, code) in overdue {
+            self.is_calm = false;
             self.seen.overdue[self.state_of(id) as usize] += 1;
             self.clients.get_mut(&id).expect("a known request").ended = Some(code as i64);
         }
@@ -299,6 +332,7 @@ impl World {
             }
         }
         self.seen.dropped += committed.dropped.len() as u64;
+        self.is_calm &= withheld == 0 && committed.ended.is_empty() && committed.dropped.is_empty();
         let told = &committed.ended;
         ensure(*told == ended, "ends", || format!("the commit ended {told:?}, the rules say {ended:?}"))?;
         self.answers = answers;
@@ -339,6 +373,7 @@ impl World {
     /// The oldest step in flight fails: every other row is torn, and nobody knows its answers.
     pub fn fail(&mut self) -> Checked {
         let Some(step) = self.steps.pop_front() else { return Ok(()) };
+        self.is_calm = false;
         for &copy in step.plan.copies.iter().step_by(2) {
             self.kv.copy(copy);
         }
@@ -373,6 +408,7 @@ impl World {
 
     /// Ends a request from outside, as aborted or as finished.
     pub fn leave(&mut self, id: u64, is_finished: bool) -> Checked {
+        self.is_calm = false;
         let is_of_it = |other: u64, client: &Client| other == id || (!is_finished && client.family == Some(id));
         if self.clients.get(&id).is_some_and(|client| client.ended.is_none()) {
             self.seen.left[self.state_of(id) as usize] += 1;
@@ -389,6 +425,7 @@ impl World {
 
     /// Ends one sequence from outside, whichever it is.
     pub fn end_sequence(&mut self, id: u64) -> Checked {
+        self.is_calm = false;
         let client = self.clients.get_mut(&id).filter(|client| client.ended.is_none());
         let lives = client.map(|client| client.ended = Some(End::Aborted as i64)).is_some();
         let left = self.scheduler.end_sequence(RequestId(id));

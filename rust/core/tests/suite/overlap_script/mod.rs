@@ -64,6 +64,33 @@ pub fn scripts() -> impl Strategy<Value = Script> {
     (configs(), vec(calls(), 1..80)).prop_map(|(config, calls)| Script { config, calls })
 }
 
+/// Scripts in which drafts take the last blocks of a small pool, and those beside them grow.
+pub fn drafting_scripts() -> impl Strategy<Value = Script> {
+    let sizes = (1..=3_u32, 8..=24_u32, 2..=5_u32, prop::bool::ANY);
+    let config = sizes.prop_map(|(block_size, rows, seqs, caching)| Config {
+        max_num_seqs: seqs,
+        max_num_batched_tokens: 64,
+        max_waiting: 12,
+        max_draft_tokens: 4,
+        overlap_depth: 2,
+        enable_prefix_caching: caching,
+        event_buffer_size: 16,
+        queue: QueueRules { estimate_growth: false, ..QueueRules::default() },
+        ..Config::new(1 + rows.div_ceil(block_size), block_size, VOCAB, 40)
+    });
+    let submit = (0..2_u32, 0..5_usize, 0..3_usize, 2..14_u32).prop_map(|(family, len, own, max_tokens)| {
+        Call::Submit { family, len, own, max_tokens, stop_at: None, times: 1, siblings: 0, due: [None; 2] }
+    });
+    let call = prop_oneof![
+        2 => submit,
+        10 => Just(Call::Plan),
+        7 => Just(Call::Commit { withheld: 0 }),
+        9 => (0..6_usize, 1..5_usize, proptest::option::weighted(0.7, 0..2_usize), 0..2_usize)
+            .prop_map(|(number, count, wrong, ahead)| Call::Propose { number, count, wrong, ahead }),
+    ];
+    (config, vec(call, 10..80)).prop_map(|(config, calls)| Script { config, calls })
+}
+
 fn configs() -> impl Strategy<Value = Config> {
     let window = prop_oneof![1 => Just(None), 1 => (1..=12_u32).prop_map(Some)];
     let group = window.prop_map(|window| GroupSpec { window });

@@ -21,7 +21,7 @@ use crate::broken::{Checked, ensure};
 use crate::driver::drafts::Guess;
 use crate::driver::{ColdAnswer, Driver, mark};
 
-const VOCAB: u32 = 1009;
+pub const VOCAB: u32 = 1009;
 
 /// No tenant may have such a name.
 const LONG_NAME: &str = match std::str::from_utf8(&[b'n'; 1025]) {
@@ -87,6 +87,8 @@ pub enum Event {
         wrong: Option<usize>,
     },
     ProposeNonsense,
+    /// This question of the next plan is refused, counted from 1.
+    Refuse(u32),
     ResetPrefixCache,
     /// The prompt of one of the requests, as far as it is cached.
     Pin(usize),
@@ -338,6 +340,10 @@ fn play(driver: &mut Driver, ever: &mut Vec<u64>, event: &Event) -> Checked {
             driver.propose(&ids, count, guess)
         }
         Event::ProposeNonsense => driver.propose_nonsense(),
+        Event::Refuse(nth) => {
+            driver.refuse_next = nth;
+            Ok(())
+        }
         Event::ResetPrefixCache => driver.reset_prefix_cache(),
         Event::Pin(number) => {
             let client =
@@ -397,6 +403,11 @@ impl Ask {
         let (shared, own) = (len.saturating_sub(2), len.min(2));
         let turn = Say { tenant: 0, priority: 0, deadline: None, queue_deadline: None };
         Ask { family, shared, suffix: family, own, who: 0, max_tokens, min_tokens: 0, stop_at: None, kept: None, turn }
+    }
+
+    /// The same, of a tenant: nameless, a or b.
+    pub fn by(self, tenant: usize) -> Self {
+        Ask { turn: Say { tenant, ..self.turn }, ..self }
     }
 
     fn request(&self, config: &Config) -> (Identity, Vec<u32>, Limits) {
