@@ -69,8 +69,17 @@ class Server(BaseHTTPRequestHandler):
     """Says the same as an admin port, two seconds and ten steps later each time."""
 
     looks = 0
+    dead_looks = 0
+    """So many more are answered for an engine that is not there."""
+    last_look = 10**9
 
     def do_GET(self) -> None:
+        if Server.dead_looks or Server.looks >= Server.last_look:
+            self.send_response(503 if Server.dead_looks else 500)
+            self.end_headers()
+            self.wfile.write(json.dumps({"error": "it died\x1b[2J", "state": "starting"}).encode())
+            Server.dead_looks = max(0, Server.dead_looks - 1)
+            return
         if self.path == "/dashboard/state":
             Server.looks += 1
             body = json.dumps(state(10 * Server.looks, 2.0 * Server.looks)).encode()
@@ -102,6 +111,28 @@ def test_once_looks_twice_and_prints_plain_text(url: str, capsys: pytest.Capture
 def test_no_server_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--url", "http://127.0.0.1:9"]) == 2
     assert re.fullmatch(r"blocktable: error: http://127.0.0.1:9/dashboard/state: .*refused\n", capsys.readouterr().err)
+
+
+def test_an_engine_that_is_started_again_is_shown_and_looked_at_again(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "dead_looks", 3)
+    monkeypatch.setattr(Server, "last_look", Server.looks + 5)
+    assert main(["top", "--url", url, "--every", "0.05"]) == 2
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[:3] == [f"{url}/dashboard/state: starting: it died?[2J"] * 3, "what it says steers nothing"
+    assert lines[3] == "tiny  ready  100 blocks of 16 tokens"
+    assert "steps/s" not in lines[7]
+    assert "Internal Server Error" in said.err
+
+
+def test_once_an_engine_that_is_started_again_is_an_error(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "dead_looks", 1)
+    assert main(["top", "--url", url, "--once", "--every", "0.05"]) == 2
+    assert "starting: it died" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("said", [b"<html>", b"[]", b"{}"])

@@ -302,6 +302,17 @@ def test_without_a_tokenizer_words_are_refused_and_ids_are_served(make_llm: Make
     goes_on(llm)
 
 
+def test_what_a_shutdown_ended_is_told_once(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    queued = [llm.add_request(GOOD, FOUR) for _ in range(2)]
+    llm.shutdown()
+    assert llm.has_unfinished_requests()
+    assert [(output.request_id, output.outputs[0].finish_reason) for output in llm.step()] == [(one, "abort") for one in queued]
+    assert not llm.has_unfinished_requests()
+    with pytest.raises(InvalidInputError, match="shut down"):
+        llm.step()
+
+
 def test_a_closed_engine_says_so(make_llm: MakeLLM) -> None:
     llm = make_llm()
     llm.shutdown()

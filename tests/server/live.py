@@ -9,7 +9,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -124,12 +124,16 @@ def events(body: str) -> list[Any]:
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
-def open_request(server: Live, path: str, body: Any, key: str | None = None, length: int | None = None) -> socket.socket:
-    """A connection on which a request was sent and nothing has been read yet. `length`: how long the body says that it is."""
+def open_request(
+    server: Live, path: str, body: Any, key: str | None = None, length: int | None = None, more: Sequence[str] = ()
+) -> socket.socket:
+    """A connection on which a request was sent and nothing has been read yet. `length`: how long the body says that it is;
+    `more`: lines of its head."""
     content = json.dumps(body).encode()
     head = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
     head += [f"Content-Length: {length or len(content)}"]
     head += [] if key is None else [f"Authorization: Bearer {key}"]
+    head += more
     connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), PATIENCE_S)
     connection.sendall("\r\n".join([*head, "", ""]).encode() + content)
     return connection

@@ -121,6 +121,24 @@ def test_what_is_no_known_key_is_refused(name: str, serve: MakeServer, keys: Ten
     assert engine.begun == []
 
 
+@pytest.mark.parametrize("other", ["right", "other", "wrong"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_two_keys_are_refused_whatever_they_are(other: str, is_first: bool, serve: MakeServer, keys: Tenants) -> None:
+    engine = FakeEngine()
+    said = [("Authorization", "Bearer right"), ("authorization", f"Bearer {other}")]
+    answer = serve(engine, keys).client().get("/v1/models", headers=said if is_first else said[::-1])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "ambiguous_header")
+    assert "authorization was given 2 times" in answer.json()["error"]["message"]
+
+
+def test_two_names_of_the_host_are_refused(serve: MakeServer) -> None:
+    engine = FakeEngine()
+    connection = open_request(serve(engine), "/v1/completions", ASK, more=["Host: evil.example"])
+    with connection:
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400")
+    assert engine.begun == []
+
+
 def test_an_unknown_key_gets_no_body_read(serve: MakeServer, keys: Tenants) -> None:
     connection = open_request(serve(FakeEngine(), keys), "/v1/completions", None, length=2**30)
     with connection:

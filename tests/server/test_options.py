@@ -11,7 +11,7 @@ import pytest
 
 from blocktable.engine.config import EngineConfig
 from blocktable.errors import InvalidInputError, UnknownOptionError
-from blocktable.server.options import ServeOptions, add_options, all_options, read_options
+from blocktable.server.options import ServeOptions, add_options, all_options, read_options, unknown_variables
 
 
 def given(*flags: str) -> dict[str, Any]:
@@ -79,6 +79,39 @@ def test_what_kubernetes_writes_beside_a_service_of_our_name_is_no_option() -> N
     assert read_options(given("m"), environment).port == 8000
     with pytest.raises(InvalidInputError, match="BLOCKTABLE_PORT"):
         read_options(given("m"), {"BLOCKTABLE_PORT": "10.0.0.7:8000"})
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("MAX_NUM_SEQ", "; did you mean BLOCKTABLE_MAX_NUM_SEQS?"),
+        ("OTLP_TRACE_ENDPOINT", "; did you mean BLOCKTABLE_OTLP_TRACES_ENDPOINT?"),
+        ("GPU_MEMORY_UTILIZATION", "; did you mean BLOCKTABLE_MEMORY_SHARE?"),
+        ("CONFG", "; did you mean BLOCKTABLE_CONFIG?"),
+        ("XYZZY", ""),
+    ],
+)
+def test_a_name_in_the_environment_that_is_no_option_is_told_with_the_nearest(name: str, nearest: str) -> None:
+    variable = f"BLOCKTABLE_{name}"
+    assert list(unknown_variables({variable: "http://64"})) == [f"{variable} in the environment is no option{nearest}"]
+
+
+def test_options_and_names_of_others_in_the_environment_are_told_nobody() -> None:
+    options = [option.variable for option in all_options().values()] + ["BLOCKTABLE_MODEL", "BLOCKTABLE_CONFIG"]
+    service = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR", "PORT_53_UDP_PROTO"]
+    names = [f"BLOCKTABLE_{name}" for name in (*service, "ADMIN_SERVICE_HOST", "ADMIN_PORT_8001_TCP_PORT")]
+    assert not list(unknown_variables(dict.fromkeys([*options, *names, "PATH"], "1")))
+    assert not list(unknown_variables({"BLOCKTABLE_DNS_PORT": "udp://10.0.0.7:53"}))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("num_blocks", "num_gpu_blocks_override"), ("max_num_seqs", "max-num-seqs")], ids=["vllm", "dashes"]
+)
+def test_an_option_that_stands_in_the_file_by_two_names_is_refused(first: str, second: str, tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(f"{first} = 100\n{second} = 50\n")
+    with pytest.raises(InvalidInputError, match=f"{second}=50: stands in .*serve.toml twice, as {first} too"):
+        read_options(given("m", "--config", str(file)), {})
 
 
 @pytest.mark.parametrize(

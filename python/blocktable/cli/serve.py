@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ..server.logs import LineWriter
     from ..server.options import ServeOptions
     from ..server.serve_app import ServeApp
+
+logger = logging.getLogger("blocktable.server")
 
 DESCRIPTION = """\
 Serve a model over OpenAI's API. Every option may also stand in the environment (BLOCKTABLE_MAX_NUM_SEQS=64) or in a TOML file
@@ -54,7 +57,7 @@ def run(given: argparse.Namespace) -> int:
     """Serve until a signal or the end of the engine; returns the exit code."""
     check_extra()
     from ..server.logs import write_logs
-    from ..server.options import read_options
+    from ..server.options import read_options, unknown_variables
     from ..server.serve_app import ServeApp
     from ..server.server_process import loop_factory
 
@@ -63,9 +66,9 @@ def run(given: argparse.Namespace) -> int:
     options = replace(options, model=resolve_shorthand(options.model), served_model_name=name)
     app = ServeApp(options)
     logs = write_logs(options.log_level, is_json=options.log_format == "json")
+    for line in unknown_variables(os.environ):
+        logger.warning(line)
     if not options.log_requests:
-        import logging
-
         logging.getLogger("blocktable.requests").setLevel("WARNING")
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

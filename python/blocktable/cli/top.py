@@ -12,6 +12,7 @@ import json
 import shutil
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,10 @@ class NoAnswerError(Exception):
     """The server cannot be asked."""
 
 
+class NoEngineError(NoAnswerError):
+    """The server answers, and its engine does not: it starts, is started again, drains, or hangs. The text says which."""
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """What the server said at one moment."""
@@ -53,7 +58,7 @@ class Look:
 
     @classmethod
     def at(cls, url: str) -> Look:
-        """Ask it. Raises `NoAnswerError`."""
+        """Ask it. Raises `NoAnswerError`; `NoEngineError` if it may be otherwise at the next look."""
         state, told, blocks = (_get(f"{url}/{path}") for path in ("dashboard/state", "debug/stall", "dashboard/blocks"))
         try:
             return cls(json.loads(state), unpack(blocks), json.loads(told)["waiting"])
@@ -73,16 +78,23 @@ def run(options: argparse.Namespace) -> int:
     url, before, has_colours = options.url.rstrip("/"), None, sys.stdout.isatty()
     try:
         while True:
-            now = Look.at(url)
+            try:
+                now = Look.at(url)
+            except NoEngineError as error:
+                if options.once:
+                    raise
+                _show([_cut(printable(str(error)), shutil.get_terminal_size().columns)], clears=has_colours)
+                before = None
+                _rest(options.every)
+                continue
             if before is not None or not options.once:
                 size = shutil.get_terminal_size()
                 lines = list(paint(now, before, width=size.columns, height=size.lines, has_colours=has_colours))
-                home = "\x1b[H\x1b[2J" if has_colours and not options.once else ""
-                print(home + "\n".join(lines), flush=True)
+                _show(lines, clears=has_colours and not options.once)
             if before is not None and options.once:
                 return 0
             before = now
-            time.sleep(min(max(0.05, options.every), LONGEST_S))
+            _rest(options.every)
     except NoAnswerError as error:
         print(f"blocktable: error: {error}", file=sys.stderr)
         return 2
@@ -122,6 +134,14 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
+def _show(lines: Sequence[str], *, clears: bool) -> None:
+    print(("\x1b[H\x1b[2J" if clears else "") + "\n".join(lines), flush=True)
+
+
+def _rest(seconds: float) -> None:
+    time.sleep(min(max(0.05, seconds), LONGEST_S))
+
+
 def _rates(now: Mapping[str, Any], before: Look | None) -> Iterator[str]:
     if before is None or before.state["started_s"] != now["started_s"]:
         return
@@ -140,8 +160,21 @@ def _get(url: str) -> bytes:
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             read: bytes = answer.read()
             return read
+    except urllib.error.HTTPError as error:
+        if error.code == 503:
+            raise NoEngineError(f"{url}: {_words(error)}") from error
+        raise NoAnswerError(f"{url}: {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise NoAnswerError(f"{url}: {getattr(error, 'reason', error)}") from error
+
+
+def _words(refusal: urllib.error.HTTPError) -> str:
+    """The state, where it is told, and what was said of it."""
+    try:
+        told = json.loads(refusal.read())
+        return ": ".join(str(told[name]) for name in ("state", "error") if name in told)
+    except (OSError, http.client.HTTPException, ValueError, TypeError):
+        return str(refusal.reason)
 
 
 def _cut(line: str, width: int) -> str:

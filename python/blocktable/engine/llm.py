@@ -138,15 +138,20 @@ class LLM:
         return str(self._open.loop.add(job, self._inbox))
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the requests of `add_request` that have ended since the last call."""
-        self._open.loop.step()
+        """Run one step; returns the requests of `add_request` that have ended since the last call.
+
+        After `shutdown` it runs none and returns those that this ended, once.
+        """
+        if self._engine is not None or not self._inbox:
+            self._open.loop.step()
         ended = list(self._inbox)
         self._inbox.clear()
         return ended
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to run or to return."""
-        return bool(self._inbox) or self._open.loop.has_unfinished
+        engine = self._engine
+        return bool(self._inbox) or (engine is not None and engine.loop.has_unfinished)
 
     def abort(self, request_id: str) -> bool:
         """End a request, from any thread: its output comes with the finish reason `abort`. False if it has ended already."""
@@ -190,7 +195,8 @@ class LLM:
         return self._open.loop.reset_prefix_cache()
 
     def shutdown(self) -> None:
-        """Abort what runs and give the memory back. The second time it does nothing.
+        """Abort what runs and give the memory back. The second time it does nothing. `step` tells of requests of
+        `add_request` that this ended.
 
         A call of another thread whose prompts were not all queued yet raises `ShutDownError`; any other brings what there is.
         """

@@ -42,6 +42,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _tenant(self, scope: Scope) -> str | None:
+        _check_once(scope, b"host", b"authorization")
         headers = dict(scope["headers"])
         if self._tenants.is_open:
             _check_local(scope, headers.get(b"host", b"").decode("latin-1"))
@@ -73,7 +74,16 @@ class AdminGuard:
         await self._app(scope, receive, send)
 
 
+def _check_once(scope: Scope, *names: bytes) -> None:
+    """Of two, somebody in front of us may have looked at the other one."""
+    given = [name for name, _ in scope["headers"]]
+    for name in names:
+        if given.count(name) > 1:
+            raise ApiError(400, f"the header {name.decode()} was given {given.count(name)} times", code="ambiguous_header")
+
+
 def _check_page(scope: Scope) -> None:
+    _check_once(scope, b"host", b"origin")
     headers = dict(scope["headers"])
     host, server = headers.get(b"host", b"").decode("latin-1"), scope.get("server")
     if server is not None and is_loopback(server[0]):

@@ -3,8 +3,8 @@
 Before: a shell, a unit file, a container. After: `server_process.py` reads the record. Always: an option has one name in all
 three places (`--max-num-seqs`, `BLOCKTABLE_MAX_NUM_SEQS`, `max_num_seqs = …`); flags go before the environment, that before
 the file, that before the defaults; a value outside its bound, or a name that does not exist, is refused with the place where
-it stood, but for names in the environment, which is not ours alone. The engine's options are the fields of `EngineConfig`,
-with its defaults and its words.
+it stood; in the environment, which is not ours alone, such a name is warned of (`unknown_variables`). The engine's options are
+the fields of `EngineConfig`, with its defaults and its words.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import ast
 import inspect
 import json
 import math
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -32,8 +34,12 @@ from .logs import LEVELS
 PREFIX = "BLOCKTABLE_"
 """Of every name in the environment."""
 
-SERVICE = "tcp://"
-"""What Kubernetes writes as BLOCKTABLE_PORT into every container beside a Service of that name. No option has such a value."""
+SERVICE = ("tcp://", "udp://", "sctp://")
+"""What Kubernetes writes as BLOCKTABLE_PORT into every container beside a Service of that name begins so. No option has such a
+value."""
+
+OF_A_SERVICE = re.compile(r"\w*(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+"""The names of the others that it writes there."""
 
 CONFIG = "config"
 """The option that names the file."""
@@ -120,9 +126,14 @@ class Option:
     of_engine: bool
 
     @property
+    def other_names(self) -> tuple[str, ...]:
+        """vLLM's, where it calls the same otherwise."""
+        return OTHER_NAMES.get(self.name, ())
+
+    @property
     def flags(self) -> list[str]:
         """With vLLM's."""
-        return [f"--{name.replace('_', '-')}" for name in (self.name, *OTHER_NAMES.get(self.name, ()))]
+        return [f"--{name.replace('_', '-')}" for name in (self.name, *self.other_names)]
 
     @property
     def variable(self) -> str:
@@ -195,6 +206,19 @@ def read_options(given: Mapping[str, Any], environment: Mapping[str, str]) -> Se
     return ServeOptions(**own, limits=Limits(**limits), engine=EngineConfig.from_options(engine), engine_options=engine)
 
 
+def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """A line about each name in the environment that begins as ours do and names no option, with the nearest one."""
+    options = {other.upper(): one.variable for one in all_options().values() for other in (one.name, *one.other_names)}
+    options |= {name.upper(): PREFIX + name.upper() for name in ("model", CONFIG)}
+    for name, value in sorted(environment.items()):
+        if not name.startswith(PREFIX) or name in options.values():
+            continue
+        if value.startswith(SERVICE) or OF_A_SERVICE.fullmatch(name):
+            continue
+        near = get_close_matches(name.removeprefix(PREFIX), options, n=1)
+        yield f"{name} in the environment is no option" + (f"; did you mean {options[near[0]]}?" if near else "")
+
+
 def _from_file(name: str) -> dict[str, Any]:
     try:
         table = tomllib.loads(Path(name).read_text(encoding="utf-8"))
@@ -205,9 +229,13 @@ def _from_file(name: str) -> dict[str, Any]:
     known = {**dict.fromkeys(all_options()), "model": None}
     ours = {other: name for name, others in OTHER_NAMES.items() for other in others}
     values: dict[str, Any] = {}
+    keys: dict[str, str] = {}
     for key, value in table.items():
         option = key.replace("-", "_")
         option = ours.get(option, option)
+        if option in keys:
+            raise InvalidInputError(key, value, f"stands in {name} twice, as {keys[option]} too")
+        keys[option] = key
         if option not in known:
             error_found = UnknownOptionError(key, value, known)
             error_found.add_note(f"in {name}")

@@ -42,6 +42,7 @@ class Refusal(Enum):
 
 REFUSAL_OF = {
     "not_http": Refusal.NOT_HTTP,
+    "ambiguous_header": Refusal.NOT_HTTP,
     "invalid_api_key": Refusal.NO_KEY,
     "not_local": Refusal.NO_KEY,
     "no_such_route": Refusal.NO_SUCH_ROUTE,
