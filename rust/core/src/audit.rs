@@ -9,6 +9,7 @@ use crate::ids::BlockId;
 use crate::prefix_index::KeyState;
 use crate::request::{Place, Request};
 use crate::scheduler::Scheduler;
+use crate::seat::Seat;
 use crate::tenants::Backlog;
 
 fn wrong<T>(check: &'static str, detail: String) -> Result<T> {
@@ -22,13 +23,13 @@ impl Scheduler {
     /// [`Error::Audit`] with the first invariant that does not hold.
     pub fn audit(&self) -> Result<()> {
         self.audit_places()?;
-        self.pool.audit(self.seats.iter().flatten().flat_map(Request::tables).chain(self.pins.tables()))?;
+        self.pool.audit(self.requests().flat_map(Request::tables).chain(self.pins.tables()))?;
         self.audit_pins()?;
         self.audit_leases()?;
         self.audit_promises()?;
         self.audit_quotas()?;
         self.audit_writers()?;
-        self.seats.iter().flatten().try_for_each(|request| self.audit_rows(request))?;
+        self.requests().try_for_each(|request| self.audit_rows(request))?;
         if self.idle_with_work && self.flight.oldest().is_none() && self.running.len() + self.waiting.len() > 0 {
             return wrong(
                 "A8",
@@ -38,18 +39,23 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Everybody who lives.
+    fn requests(&self) -> impl Iterator<Item = &Request> {
+        self.seats.iter().filter_map(Seat::as_ref)
+    }
+
     /// A6: every live request is in exactly one line, at its rank; rows are had by one or free; who waits holds nothing.
     fn audit_places(&self) -> Result<()> {
         let mut seen = vec![0; self.seats.len()];
         let waiting: Vec<usize> = self.waiting.seats().map(|(_, seat)| seat).collect();
         for &seat in self.running.iter().chain(&waiting) {
-            if self.seats[seat].is_none() {
+            if self.seats[seat].as_ref().is_none() {
                 return wrong("A6", format!("seat {seat} stands in a line and its request has ended"));
             }
             seen[seat] += 1;
         }
-        for (seat, request) in self.seats.iter().enumerate() {
-            if seen[seat] != usize::from(request.is_some()) {
+        for (seat, place) in self.seats.iter().enumerate() {
+            if seen[seat] != usize::from(place.as_ref().is_some()) {
                 return wrong("A6", format!("seat {seat} stands in {} lines", seen[seat]));
             }
         }
@@ -133,7 +139,7 @@ impl Scheduler {
     /// A1: what was promised is free.
     fn audit_promises(&self) -> Result<()> {
         let room = self.made_room_for.map_or(0, |(_, blocks)| blocks);
-        let sum: u32 = room + self.seats.iter().flatten().map(|request| request.promised).sum::<u32>();
+        let sum: u32 = room + self.requests().map(|request| request.promised).sum::<u32>();
         if sum != self.promised || sum > self.pool.num_free() {
             let free = self.pool.num_free();
             return wrong(
@@ -148,8 +154,8 @@ impl Scheduler {
     fn audit_quotas(&self) -> Result<()> {
         let mut held = vec![(0, Backlog::default()); self.tenants.all().len()];
         let mut expected = 0;
-        for (seat, request) in self.seats.iter().enumerate() {
-            let Some(request) = request else { continue };
+        for (seat, place) in self.seats.iter().enumerate() {
+            let Some(request) = place.as_ref() else { continue };
             let ask = &self.asks[seat];
             let named: usize = request.tables().map(|table| table.len() - table.num_null()).sum();
             let blocks = named as u32 + request.promised;
@@ -179,8 +185,8 @@ impl Scheduler {
         for step in self.flight.in_flight() {
             self.audit_step(self.flight.of(step), &mut flying)?;
         }
-        for (seat, request) in self.seats.iter().enumerate() {
-            let Some(request) = request else { continue };
+        for (seat, place) in self.seats.iter().enumerate() {
+            let Some(request) = place.as_ref() else { continue };
             if request.in_flight() != flying[seat] {
                 let (id, told, found) = (request.id().0, request.in_flight(), flying[seat]);
                 return wrong(

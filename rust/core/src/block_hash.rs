@@ -245,6 +245,16 @@ impl BlockHasher {
         }
     }
 
+    /// The same if only the key of the last block is missing, which ends with token `len` and is `newest`; false if that is not so.
+    pub(crate) fn extend_by_newest(&mut self, keys: &mut Vec<Key>, len: usize, newest: &[TokenId]) -> bool {
+        if newest.len() != self.block_size || (keys.len() + 1) * self.block_size != len {
+            return false;
+        }
+        let key = self.key_behind(&keys[keys.len() - 1], None, keys.len(), newest);
+        keys.push(key);
+        true
+    }
+
     /// The same for a scheduler that caches no prefixes: prompts are checked and get no keys.
     #[must_use]
     pub fn without_keys(mut self) -> Self {

@@ -89,6 +89,7 @@ mod recording_numbers;
 mod refusal;
 mod room;
 mod row_arrays;
+mod seat;
 mod seat_heap;
 mod seat_lane;
 mod seat_order;

@@ -168,7 +168,7 @@ impl Scheduler {
         let mut count = 0;
         while count < most {
             let seat = seats[count];
-            let Some(request) = &mut self.seats[seat] else { break };
+            let Some(request) = self.seats[seat].as_mut() else { break };
             let Some(next) = request.next_row(size) else {
                 if request.has_filled_block() {
                     self.read_to_begin();

@@ -45,7 +45,7 @@ impl Scheduler {
                 if self.is_stale(entry) && !mutant::is_on(Mutant::PrefixOfStale) {
                     continue;
                 }
-                let Some(request) = &self.seats[entry.seat()] else { continue };
+                let Some(request) = self.seats[entry.seat()].as_ref() else { continue };
                 let blocks = request.table_of(group).blocks();
                 let more = usize::from(mutant::is_on(Mutant::PrefixTooLong));
                 let whole = (self.block_size.full_blocks(entry.start()) + more).min(blocks.len());

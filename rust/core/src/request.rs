@@ -71,6 +71,12 @@ const NO_TOKEN: TokenId = TokenId::MAX;
 /// Bits of an epoch that count; those above are the request's id, so that no two requests have an epoch in common.
 const EPOCH_BITS: u32 = 20;
 
+/// The epoch of no request.
+const NOBODY: u64 = u64::MAX;
+
+/// Of a seat that is not empty.
+const SOMEBODY: &str = "a request";
+
 /// A live request, in four cache lines, one request's behind the other's. A plan reads and writes the first one of those that decode, a
 /// commit the second too; where a block begins or ends it is all four, and the ends of the three lists that they lead to.
 #[derive(Debug)]
@@ -122,7 +128,8 @@ pub struct Request {
     pub(crate) is_mixed: bool,
     /// Nothing but tokens and the key before it is hashed for a block behind the first.
     is_plain: bool,
-    rest: Box<Rest>,
+    /// None of [`Request::nobody`].
+    rest: Option<Box<Rest>>,
 
     /// The table of the first group.
     pub(crate) table: BlockTable,
@@ -170,13 +177,13 @@ impl Deref for Request {
     type Target = Rest;
 
     fn deref(&self) -> &Rest {
-        &self.rest
+        self.rest.as_deref().expect(SOMEBODY)
     }
 }
 
 impl DerefMut for Request {
     fn deref_mut(&mut self) -> &mut Rest {
-        &mut self.rest
+        self.rest.as_deref_mut().expect(SOMEBODY)
     }
 }
 
@@ -205,32 +212,14 @@ impl Request {
         };
         Request {
             epoch: id.0 << EPOCH_BITS,
-            planned_in: 0,
-            computed: 0,
             len: len as u32,
             longest: len.saturating_add(limits.max_tokens as usize).min(max_model_len) as u32,
-            edge: 0,
-            block: BlockId::NULL,
             newest: tokens.last().copied().unwrap_or_default(),
             stop,
-            place: Place::Waiting,
-            entry: 0,
-            source: -1,
-            ahead: 0,
-            coming: 0,
-            num_fresh: 0,
-            watched: true,
-            asks_to_write: false,
-            fresh: [0; FRESH],
-            published: 0,
-            promised: 0,
-            account: Account::default(),
-            is_mixed: false,
             is_plain: chain.extras.is_none() && trail.is_none(),
-            table: BlockTable::new(),
             keys,
             tokens,
-            rest: Box::new(Rest {
+            rest: Some(Box::new(Rest {
                 prompt_len: len,
                 limits,
                 chain,
@@ -248,8 +237,48 @@ impl Request {
                 lost_in: u64::MAX,
                 retention: None,
                 first_hit: None,
-            }),
+            })),
+            ..Request::nobody()
         }
+    }
+
+    /// What stands in an empty seat. It owns no memory.
+    pub(crate) fn nobody() -> Self {
+        Request {
+            epoch: NOBODY,
+            planned_in: 0,
+            computed: 0,
+            len: 0,
+            longest: 0,
+            edge: 0,
+            block: BlockId::NULL,
+            newest: 0,
+            stop: NO_TOKEN,
+            place: Place::Waiting,
+            entry: 0,
+            source: -1,
+            ahead: 0,
+            coming: 0,
+            num_fresh: 0,
+            watched: true,
+            asks_to_write: false,
+            fresh: [0; FRESH],
+            published: 0,
+            promised: 0,
+            account: Account::default(),
+            is_mixed: false,
+            is_plain: false,
+            table: BlockTable::new(),
+            keys: Vec::new(),
+            tokens: Vec::new(),
+            rest: None,
+        }
+    }
+
+    /// Whether it is what stands in an empty seat.
+    #[inline(always)]
+    pub(crate) fn is_nobody(&self) -> bool {
+        self.epoch == NOBODY
     }
 
     /// A second sequence with the same tokens, which counts the outputs so far as its own. It has no row and no block yet.
@@ -484,7 +513,7 @@ impl Request {
         self.settle();
         self.tokens.truncate(len);
         self.keys.truncate(blocks);
-        let rest = &mut *self.rest;
+        let rest = &mut **self;
         rest.prompt_len = rest.prompt_len.min(len);
         rest.drafts.clear();
         if let Some(trail) = &mut rest.trail {
@@ -529,18 +558,26 @@ impl Request {
     /// Reads the ends of its lists, which a call is about to need, and makes something of them.
     pub(crate) fn glance(&self) -> u32 {
         let block = self.table.blocks().last().map_or(0, |block| block.get());
-        block ^ self.tokens.last().copied().unwrap_or(0) ^ self.keys.last().map_or(0, |key| u32::from(key.0[0]))
+        // A block of fresh tokens is hashed from these lines.
+        let token = if usize::from(self.num_fresh) == FRESH { None } else { self.tokens.last() };
+        block ^ token.copied().unwrap_or(0) ^ self.keys.last().map_or(0, |key| u32::from(key.0[0]))
     }
 
     /// Makes the missing keys of the full blocks of the first `tokens` tokens, by the fields that the prompt came with.
     pub(crate) fn extend_keys(&mut self, hasher: &mut BlockHasher, tokens: usize) {
+        let is_plain = self.is_plain && !self.keys.is_empty() && !mutant::is_on(Mutant::KeyWithoutParent);
+        let fresh = &self.fresh[..usize::from(self.num_fresh)];
+        if is_plain && tokens == self.num_tokens() && hasher.extend_by_newest(&mut self.keys, tokens, fresh) {
+            self.settle();
+            return;
+        }
         self.settle();
         let tokens = &self.tokens[..tokens];
-        if self.is_plain && !self.keys.is_empty() && !mutant::is_on(Mutant::KeyWithoutParent) {
+        if is_plain {
             hasher.extend_plain(&mut self.keys, tokens);
             return;
         }
-        let Rest { chain, trail, .. } = &mut *self.rest;
+        let Rest { chain, trail, .. } = self.rest.as_deref_mut().expect(SOMEBODY);
         if mutant::is_on(Mutant::OutputsWithoutChain) {
             hasher.extend(&hasher.plain_chain(), &mut self.keys, tokens);
             return;
@@ -557,13 +594,14 @@ impl Request {
         self.settle();
         let mut guessed = self.tokens.clone();
         guessed.resize(tokens, 0);
-        hasher.extend(&self.rest.chain, &mut self.keys, &guessed);
+        let chain = self.chain.clone();
+        hasher.extend(&chain, &mut self.keys, &guessed);
     }
 
     /// Makes the missing prints of the full blocks of the first `tokens` tokens, if misses are to be explained.
     pub(crate) fn extend_trail(&mut self, hasher: &mut BlockHasher, tokens: usize) {
         self.settle();
-        if let Some(trail) = &mut self.rest.trail {
+        if let Some(trail) = &mut self.rest.as_deref_mut().expect(SOMEBODY).trail {
             trail.extend(hasher, &self.tokens[..tokens]);
         }
     }

@@ -31,6 +31,7 @@ use crate::policy;
 use crate::rank::Ask;
 use crate::request::{Place, Request};
 use crate::retention::Ranges;
+use crate::seat::Seat;
 use crate::stats::Counters;
 use crate::tenants::{Backlog, Tenants};
 use crate::timeline::Timelines;
@@ -45,7 +46,7 @@ pub struct Scheduler {
     pub(crate) pool: BlockPool,
     pub(crate) hasher: BlockHasher,
     /// Live requests by seat. A seat is reused after its request has ended.
-    pub(crate) seats: Vec<Option<Request>>,
+    pub(crate) seats: Vec<Seat>,
     pub(crate) empty_seats: Vec<usize>,
     /// Seats by request id.
     by_id: HashTable<usize>,
@@ -372,13 +373,13 @@ impl Scheduler {
     pub(crate) fn sit(&mut self, request: Request, ask: Ask) -> usize {
         let id = request.id();
         let seat = self.empty_seats.pop().unwrap_or_else(|| {
-            self.seats.push(None);
+            self.seats.push(Seat::empty());
             self.asks.push(ask);
             self.seats.len() - 1
         });
         self.asks[seat] = ask;
         self.expiries.set(seat, &ask);
-        self.seats[seat] = Some(request);
+        self.seats[seat].give(request);
         self.timelines.begin(seat);
         let seats = &self.seats;
         self.by_id.insert_unique(spread(id), seat, |&seat| spread(seats[seat].as_ref().expect("a seat in use").id()));

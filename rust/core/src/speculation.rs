@@ -131,7 +131,7 @@ impl Scheduler {
         }
         self.drafting = drafting;
         for seat in self.proposed.drain(..) {
-            if let Some(request) = &mut self.seats[seat] {
+            if let Some(request) = self.seats[seat].as_mut() {
                 request.drafts.clear();
             }
         }
