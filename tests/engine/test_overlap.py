@@ -2,7 +2,10 @@
 same ends, nothing left over; a failure, an interrupt or an abort in between costs what was under way and no more."""
 
 import asyncio
+import os
 import random
+import signal
+import threading
 from contextlib import aclosing
 from typing import Any
 
@@ -12,6 +15,7 @@ import torch
 
 from blocktable import LLM, RequestOutput, RequestOutputKind, SamplingParams
 from blocktable.engine import step_loop
+from blocktable.engine.model_runs import ThreadRun
 
 from .conftest import MakeAsync, MakeLLM
 from .faults import changing, faulty_model, interrupted_after, loop_of, raising
@@ -136,6 +140,49 @@ def test_an_interrupt_anywhere(name: str, at: int, make_llm: MakeLLM) -> None:
         llm.generate(PROMPTS, EIGHT)
     check_empty(llm)
     assert told(llm.generate(PROMPTS, EIGHT)) == right
+
+
+def interrupted_while_the_model_runs(llm: LLM) -> None:
+    """A signal's handler raises an error of its own while the caller waits for the model."""
+    is_running = threading.Event()
+
+    def slow(plan: Any, forward: Any) -> torch.Tensor:
+        is_running.set()
+        threading.Event().wait(0.1)  # until the caller has planned ahead, and waits
+        os.kill(os.getpid(), signal.SIGALRM)
+        try:
+            threading.Event().wait(0.1)
+            return forward()
+        finally:
+            is_running.clear()
+
+    def handle(number: int, frame: Any) -> None:
+        raise TimeoutError("the caller's own limit")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with faulty_model(llm, slow, {2}), pytest.raises(TimeoutError, match="own limit"):
+            llm.generate(PROMPTS, EIGHT)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not is_running.is_set(), "blocks are given to nobody while the model writes them"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no such signal on this system")
+def test_what_a_signal_raises_is_no_failure_of_the_model(make_llm: MakeLLM) -> None:
+    llm = make_llm(overlap_depth=2)
+    right = told(llm.generate(PROMPTS, EIGHT))
+    interrupted_while_the_model_runs(llm)
+    check_empty(llm)
+    assert told(llm.generate(PROMPTS, EIGHT)) == right
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no such signal on this system")
+def test_an_interrupt_that_counts_as_a_failure_is_caught(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ThreadRun, "wait", lambda self: None)
+    monkeypatch.setattr(ThreadRun, "result", lambda self, real=ThreadRun.result: (self._done.wait(), real(self))[1])
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        interrupted_while_the_model_runs(make_llm(overlap_depth=2))
 
 
 def test_aborts_between_steps(make_llm: MakeLLM, rng: random.Random) -> None:

@@ -18,6 +18,9 @@ Work = Callable[[], torch.Tensor]
 class Run(Protocol):
     """A pass that was launched."""
 
+    def wait(self) -> None:
+        """Sleep until it has run. What this raises is not the model's: somebody interrupts the caller."""
+
     def result(self) -> torch.Tensor:
         """Its logits, or what it raised. Waits for them."""
 
@@ -40,6 +43,9 @@ class InlineRun:
 
     def __init__(self, work: Work) -> None:
         self.result = work
+
+    def wait(self) -> None:
+        """It runs where its result is asked for."""
 
 
 class InlineRuns:
@@ -79,8 +85,11 @@ class ThreadRun:
         """Sleep until the model's thread has taken it up. By its launcher, once."""
         self._waits.acquire()
 
-    def result(self) -> torch.Tensor:
+    def wait(self) -> None:
         self._done.wait()
+
+    def result(self) -> torch.Tensor:
+        self.wait()
         if self._error is not None:
             raise self._error
         if self._logits is None:

@@ -324,6 +324,8 @@ class StepLoop:
         """Wait for the model, launch what was planned meanwhile, and commit: text is made while the model runs again."""
         plan, rows = step.plan, step.rows
         awaited_ns = time.perf_counter_ns()
+        # What a signal's handler raises here is no failure of the model, which still writes.
+        step.run.wait()
         try:
             logits = step.run.result()
             came_ns = time.perf_counter_ns()
