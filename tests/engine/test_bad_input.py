@@ -53,6 +53,8 @@ BAD_PROMPTS: dict[str, tuple[Any, str, str]] = {
     "half a character": ("\ud800", "prompts", "Unicode"),
     "an empty salt": ({"prompt_token_ids": [1], "cache_salt": ""}, "prompts.cache_salt", "not empty"),
     "a salt that is no text": ({"prompt_token_ids": [1], "cache_salt": 5}, "prompts.cache_salt", "text"),
+    "a salt of half a character": ({"prompt_token_ids": [1], "cache_salt": "a\ud800"}, "prompts.cache_salt", "Unicode"),
+    "a salt that is too long": ({"prompt_token_ids": [1], "cache_salt": "é" * 513}, "prompts.cache_salt", "at most 1024"),
     "unknown key": ({"promt": "hello"}, "prompts.promt", "did you mean prompts.prompt"),
     "longer than the model": ({"prompt_token_ids": [1] * MAX_MODEL_LEN}, "prompt_len", f"1..={MAX_MODEL_LEN - 1}"),
 }
@@ -68,6 +70,10 @@ def test_a_bad_prompt_is_refused_by_field_value_and_bound(name: str, llm: LLM) -
     assert str(caught.value).startswith(f"{field}=")
     assert llm.scheduler.stats()["submitted"] == 0
     goes_on(llm)
+
+
+def test_the_longest_salt_is_the_cores(llm: LLM) -> None:
+    assert llm.generate({"prompt_token_ids": [1], "cache_salt": "é" * 512}, FOUR)
 
 
 def goes_on(llm: LLM) -> None:

@@ -16,8 +16,12 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInputError, UnknownOptionError
 from ..retention import KvCacheRetentionConfig
+from ..sampling.checks import num_bytes
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "kv_cache_retention_config")
+
+MAX_SALT_BYTES = 1024
+"""Of a salt's UTF-8: what the core takes."""
 
 
 class Encoder(Protocol):
@@ -57,8 +61,8 @@ class Prompt:
 
     def cached_as(self, field: str, cache_salt: Any, retention: Any) -> Prompt:
         """The same prompt with a salt and a `KvCacheRetentionConfig`, where they are not None. Raises `InvalidInputError`."""
-        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-            raise InvalidInputError(f"{field}.cache_salt", cache_salt, "must be a text that is not empty")
+        if cache_salt is not None:
+            _check_salt(f"{field}.cache_salt", cache_salt)
         if retention is None:
             return replace(self, cache_salt=cache_salt)
         if not isinstance(retention, KvCacheRetentionConfig):
@@ -80,6 +84,14 @@ def read_prompts(prompts: Any, *, encoder: Encoder | None, vocab_size: int) -> l
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise InvalidInputError("prompts", prompts, "must be a text, a dictionary, or a sequence of those")
     return [_read_prompt(f"prompts[{i}]", prompt, encoder, vocab_size) for i, prompt in enumerate(prompts)]
+
+
+def _check_salt(field: str, salt: Any) -> None:
+    if not isinstance(salt, str) or not salt:
+        raise InvalidInputError(field, salt, "must be a text that is not empty")
+    size = num_bytes(field, salt)
+    if size > MAX_SALT_BYTES:
+        raise InvalidInputError(field, f"{size} bytes", f"must be at most {MAX_SALT_BYTES}")
 
 
 def _read_prompt(field: str, prompt: Any, encoder: Encoder | None, vocab_size: int) -> Prompt:
