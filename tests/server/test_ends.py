@@ -9,7 +9,7 @@ import pytest
 
 from blocktable import AsyncLLM
 from blocktable.errors import EngineDeadError
-from blocktable.server import completions
+from blocktable.server import sse
 from blocktable.server.engine_client import EngineRequest, Piece
 from blocktable.server.generation import Generation
 from blocktable.server.limits import Limits
@@ -206,7 +206,7 @@ def test_the_end_of_a_body_goes_along_with_the_last_event() -> None:
 
 
 def test_a_last_event_that_is_not_known_as_the_last_is_caught(shared: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions, "Last", bytes)
+    monkeypatch.setattr(sse, "Last", bytes)
     with pytest.raises(AssertionError):
         check_last_write(FakeEngine(), b"data: [DONE]\n\n")
     shared.faults.records.clear()  # it hears of all servers in this process
