@@ -558,9 +558,7 @@ impl Request {
     /// Reads the ends of its lists, which a call is about to need, and makes something of them.
     pub(crate) fn glance(&self) -> u32 {
         let block = self.table.blocks().last().map_or(0, |block| block.get());
-        // A block of fresh tokens is hashed from these lines.
-        let token = if usize::from(self.num_fresh) == FRESH { None } else { self.tokens.last() };
-        block ^ token.copied().unwrap_or(0) ^ self.keys.last().map_or(0, |key| u32::from(key.0[0]))
+        block ^ self.tokens.last().copied().unwrap_or(0) ^ self.keys.last().map_or(0, |key| u32::from(key.0[0]))
     }
 
     /// Makes the missing keys of the full blocks of the first `tokens` tokens, by the fields that the prompt came with.
