@@ -206,7 +206,11 @@ def test_the_end_of_a_body_goes_along_with_the_last_event() -> None:
 
 
 def test_a_last_event_that_is_not_known_as_the_last_is_caught(shared: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "Last", bytes)
+    async def forgetful(events: sse.Events) -> AsyncGenerator[bytes, None]:
+        async for event in sse.Events.stream(events):
+            yield bytes(event)
+
+    monkeypatch.setattr(sse.CompletionEvents, "stream", forgetful)
     with pytest.raises(AssertionError):
         check_last_write(FakeEngine(), b"data: [DONE]\n\n")
     shared.faults.records.clear()  # it hears of all servers in this process
