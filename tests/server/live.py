@@ -105,9 +105,10 @@ def live(
     names: tuple[str, ...] = ("tiny",),
     wrap: Callable[[Any], Any] = lambda app: app,
     refusals: Refusals | None = None,
+    **tools: Any,
 ) -> Iterator[Live]:
-    """A server over this engine, ended afterwards; it fails if the server logged a fault."""
-    serving = Serving.of(engine, limits, names, refusals)
+    """A server over this engine, ended afterwards; it fails if the server logged a fault. `tools`: see `Serving.of`."""
+    serving = Serving.of(engine, limits, names, refusals, **tools)
     app = make_app(serving, tenants or Tenants())
     server = Live(wrap(app), limits or Limits(), serving.refusals)
     server.start()

@@ -49,6 +49,7 @@ def tool(**changes: Any) -> dict[str, Any]:
 
 
 TOOL = tool()
+CHOSEN = {"type": "function", "function": {"name": "look"}}
 
 ROWS: dict[str, Row] = {
     # 119: keys and values of a bias.
@@ -159,9 +160,48 @@ ROWS: dict[str, Row] = {
         "object",
     ),
     "129 tools": chat({"tools": [TOOL] * 129}, "tools", "length <= 128"),
-    "tools without a place": chat({"tools": [TOOL]}, "tools", "no place"),
-    "tools of 300 levels": chat({"tools": [tool(parameters=nested(300))]}, "tools", "no place"),
-    "a forced tool": chat({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "not served"),
+    "tools of a model that writes calls in its own way": chat({"tools": [TOOL]}, "tools", "--tool-call-parser"),
+    "tools without a place": chat({"tools": [TOOL], "tool_choice": "required"}, "tools", "no place"),
+    "tools of 300 levels": chat({"tools": [tool(parameters=nested(300))], "tool_choice": CHOSEN}, "tools", "no place"),
+    **{
+        f"a tool called {name!r}": chat({"tools": [tool(name=name)]}, "tools[0].function.name", "matching regex")
+        for name in ("", "a b", "a.b", "é", "x" * 65)
+    },
+    "two tools of one name": chat({"tools": [TOOL, TOOL]}, "tools[1].function.name", "another tool"),
+    "tools of 300 KiB": chat({"tools": [tool(description="x" * 300_000)]}, "tools", "262144 bytes"),
+    "forced tools of 70 KiB": chat(
+        {"tools": [tool(parameters={"title": "x" * 70_000})], "tool_choice": "required"}, "tools", "65536 bytes"
+    ),
+    "a call without tools": chat({"tool_choice": "required"}, "tool_choice", "with tools only"),
+    "a call of no tool": chat({"tools": [], "tool_choice": CHOSEN}, "tool_choice", "with tools only"),
+    "a call of another tool": chat(
+        {"tools": [tool(name="go")], "tool_choice": CHOSEN}, "tool_choice.function.name", "none of the tools"
+    ),
+    "a choice of no kind": chat({"tools": [TOOL], "tool_choice": "must"}, "tool_choice", "must"),
+    "a choice of a type of its own": chat(
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "function": {"name": "look"}}},
+        "tool_choice.type",
+        "allowed_tools",
+    ),
+    "a choice without a name": chat(
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name", "missing"
+    ),
+    "calls side by side, perhaps": chat({"tools": [TOOL], "parallel_tool_calls": 2}, "parallel_tool_calls", "bool"),
+    "a call that has a shape": chat(
+        {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tools", "tool_choice is none"
+    ),
+    "a call that is one of some texts": chat(
+        {"tools": [TOOL], "structured_outputs": {"choice": ["a"]}}, "tools", "tool_choice is none"
+    ),
+    "a call beside bad words": chat(
+        {"tools": [TOOL], "tool_choice": "required", "bad_words": ["x"]}, "tool_choice", "goes without bad_words"
+    ),
+    "forced arguments that are a text": chat(
+        {"tools": [tool(parameters={"type": "string"})], "tool_choice": CHOSEN},
+        "tools[0].function.parameters.type",
+        "must be object",
+    ),
+    "a function of old": chat({"functions": [{"name": "look"}]}, "functions", "not served"),
     "a template's object": chat({"chat_template_kwargs": {"x": {}}}, "chat_template_kwargs[...]", "got object"),
     "a template's own name": chat(
         {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages", "not the client's"

@@ -282,8 +282,8 @@ def test_events_without_text_that_are_left_out_are_caught(
     """A token that is half a character has log probabilities all the same."""
     own = ChatEvents._event
 
-    def only_with_text(self: ChatEvents, place: int, piece: Piece, logprobs: bytes = b"null") -> bytes:
-        return own(self, place, piece, logprobs if piece.text else b"null")
+    def only_with_text(self: ChatEvents, place: int, piece: Piece, said: bytes, logprobs: bytes) -> bytes:
+        return own(self, place, piece, said, logprobs if piece.text else b"null")
 
     monkeypatch.setattr(ChatEvents, "_event", only_with_text)
     with pytest.raises((AssertionError, ValueError)):

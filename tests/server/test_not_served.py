@@ -31,8 +31,8 @@ KINDS: list[Any] = [
 OURS_ALONE = {
     "annotations", "audio", "chat_template", "continue_final_message", "continuous_usage_stats",
     "disable_additional_properties", "disable_fallback", "documents", "echo", "structural_tag",
-    "function_call", "functions", "metadata", "modalities", "parallel_tool_calls", "prediction", "reasoning_effort", "refusal",
-    "service_tier", "store", "suffix", "tool_choice", "web_search_options",
+    "function_call", "functions", "metadata", "modalities", "prediction", "reasoning_effort", "refusal",
+    "service_tier", "store", "suffix", "web_search_options",
 }  # fmt: skip
 """Refused for reasons of the HTTP side: the engine knows nothing of them."""
 
@@ -129,7 +129,7 @@ def test_a_shape_is_refused_by_the_name_that_its_client_gave_it(
     refusal: Exception, field: str, planted: bool, serve: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if planted:
-        monkeypatch.setattr(generation, "_as_said", lambda error, has_format: error)
+        monkeypatch.setattr(generation, "_as_said", lambda error, shape_field: error)
 
     async def say(request: EngineRequest) -> AsyncGenerator[Piece, None]:
         raise refusal

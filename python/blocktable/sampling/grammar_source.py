@@ -27,8 +27,10 @@ NO_FORCING = '%llguidance {"no_forcing": true}'
 
 IN_JSON = "at 1(8): failed to compile JSON schema: "
 
-OURS = re.compile(r"^\s*[0-9]+ \| (%llguidance \{\"no_forcing|start: %json)|^\s*\^\s*$")
-"""Lines of an error message that show what is written here, and not by the client."""
+OURS = re.compile(
+    r"^\s*[0-9]+ \| (%llguidance \{\"no_forcing|start: (%json|\"\[\" tool_call)|tool_(call|arguments))|^\s*\^\s*$"
+)
+"""Lines of an error message that show what is written here, or by the server for calls of tools, and not by the client."""
 
 ANY_OBJECT = '{"type": "object"}'
 

@@ -33,7 +33,7 @@ DEFAULT_MAX_TOKENS = 16
 """Of completions, as `SamplingParams` has it."""
 
 SHAPE, FORMAT = "structured_outputs", "response_format"
-"""How vLLM and OpenAI call the shape of a text."""
+"""How vLLM and the engine call the shape of a text, and how OpenAI does."""
 
 BYTES_OF_A_CHARACTER = 16
 """Packed token ids of log probabilities that take as long to write as a character takes to be read."""
@@ -104,7 +104,7 @@ class Generation:
         self._reader = serving.reader
         self.writer: ChatWriter | CompletionWriter | None = None
         """Of log probabilities, if they were asked for."""
-        self._has_format = ask.response_format is not None
+        self._shape_field = ask.shape_field
         self._num_prompt_tokens = sum(map(len, prompts))
         deadlines = [one for one in (ask.deadline_s, serving.limits.max_request_s) if one is not None]
         at_once = min(self.n, serving.engine.info.max_num_seqs)
@@ -142,7 +142,7 @@ class Generation:
                     self.tallies[place].add(piece)
                     yield place, piece
         except (InvalidInputError, MissingExtraError) as error:
-            raise _as_said(error, has_format=self._has_format) from None
+            raise _as_said(error, self._shape_field) from None
 
     async def to_the_end(self) -> None:
         """Wait for all answers."""
@@ -198,22 +198,23 @@ def check_together(serving: Serving, ask: GenerationRequest, sampling: dict[str,
     try:
         SamplingParams(**sampling)
     except InvalidInputError as error:
-        said = _as_said(error, has_format=ask.response_format is not None)
+        said = _as_said(error, ask.shape_field)
         if error.field in TOGETHER and isinstance(said, InvalidInputError):
             raise disagree(said.field, said.bound) from None
         raise said from None
 
 
-def _as_said(error: InvalidInputError | MissingExtraError, *, has_format: bool) -> Exception:
+def _as_said(error: InvalidInputError | MissingExtraError, shape_field: str) -> Exception:
     """The error by the name that the client gave the shape of its text: the engine knows one name only."""
-    if not has_format:
+    if shape_field == SHAPE:
         return error
     if isinstance(error, MissingExtraError):
-        return MissingExtraError(FORMAT, error.extra, error.missing) if error.what == SHAPE else error
+        return MissingExtraError(shape_field, error.extra, error.missing) if error.what == SHAPE else error
     if error.field.partition(".")[0] != SHAPE:
         return error
     kind = InvalidGrammarError if isinstance(error, InvalidGrammarError) else InvalidInputError
-    return kind(FORMAT, error.value, error.bound)
+    # The grammar of a call is none of the client's words.
+    return kind(shape_field, error.value if shape_field == FORMAT else "a call", error.bound)
 
 
 def _part(sampling: dict[str, Any], first: int, count: int) -> dict[str, Any]:

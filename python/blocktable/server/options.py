@@ -30,6 +30,7 @@ from ..engine.config import EngineConfig
 from ..errors import InvalidInputError, UnknownOptionError
 from .limits import Limits
 from .logs import LEVELS
+from .tools.formats import FORMATS
 
 PREFIX = "BLOCKTABLE_"
 """Of every name in the environment."""
@@ -74,6 +75,10 @@ class ServeOptions:
     """What clients call the model; None = as `model`."""
     api_key_file: str | None = None
     """Keys and their tenants; None = no keys, on loopback only."""
+    tool_call_parser: str | None = None
+    """How the model writes calls of tools: `hermes`, `llama3_json` or `mistral`; None = as its chat template shows."""
+    enable_auto_tool_choice: bool = True
+    """The model may choose whether it calls."""
     engine_restart: int = 5
     """How often in ten minutes a dead engine is started again; one death more, and the server ends. 0 = at the first."""
     drain_timeout_s: float = 30.0
@@ -109,7 +114,9 @@ class ServeOptions:
         _need_seconds("stall_s", self.stall_s, low=0.1)
         _need_one_of("log_level", self.log_level, LEVELS)
         _need_one_of("log_format", self.log_format, LOG_FORMATS)
-        for name in ("log_requests", "log_prompts"):
+        if self.tool_call_parser is not None:
+            _need_one_of("tool_call_parser", self.tool_call_parser, tuple(FORMATS))
+        for name in ("enable_auto_tool_choice", "log_requests", "log_prompts"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInputError(name, getattr(self, name), "must be true or false")
 

@@ -37,8 +37,10 @@ class ServeApp:
 
     def __call__(self, engine: EngineClient, health: Sequence[Route], refusals: Refusals) -> ASGIApp:
         """See `server_process.MakeApp`."""
-        name = self._options.served_model_name
-        serving = Serving.of(engine, self._options.limits, () if name is None else (name,), refusals)
+        options = self._options
+        name = options.served_model_name
+        tools = {"tool_call_parser": options.tool_call_parser, "has_auto_tool_choice": options.enable_auto_tool_choice}
+        serving = Serving.of(engine, options.limits, () if name is None else (name,), refusals, **tools)
         return make_app(serving, self._tenants, health=health, when_prepared=settle_memory)
 
     def read_keys(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..engine.cpu_budget import usable_cpus
 from .engine_client import EngineClient, EngineState
@@ -40,6 +41,10 @@ class Serving:
     limits: Limits
     names: Sequence[str] = ()
     """Names that clients may call the model; empty = what the model itself is called."""
+    tool_call_parser: str | None = None
+    """How the model writes calls, one of `FORMATS`; None = as its chat template shows."""
+    has_auto_tool_choice: bool = True
+    """The model may choose whether it calls."""
     refusals: Refusals = field(default_factory=Refusals)
     started_s: int = field(default_factory=lambda: int(time.time()))  # since 1970
 
@@ -50,11 +55,12 @@ class Serving:
         limits: Limits | None = None,
         names: Sequence[str] = (),
         refusals: Refusals | None = None,
+        **tools: Any,
     ) -> Serving:
-        """With a reader of its own, which `close` ends."""
+        """With a reader of its own, which `close` ends. `tools`: `tool_call_parser` and `has_auto_tool_choice`."""
         reader = Reader(engine, max(1, min(usable_cpus() - 1, MAX_READERS)))
         noted = Refusals() if refusals is None else refusals
-        return cls(engine=engine, reader=reader, limits=limits or Limits(), names=names, refusals=noted)
+        return cls(engine=engine, reader=reader, limits=limits or Limits(), names=names, refusals=noted, **tools)
 
     def close(self) -> None:
         """End what was begun here; the engine is its owner's to end."""

@@ -32,6 +32,8 @@ class Events(ABC):
 
     KIND: ClassVar[str]
     """What the `object` of an event says."""
+    NOTHING: ClassVar[bytes]
+    """The field that has the text, where there is none."""
 
     def __init__(self, generation: Generation, *, includes_usage: bool) -> None:
         head = {"id": generation.id, "object": self.KIND, "created": generation.created, "model": generation.model}
@@ -51,11 +53,13 @@ class Events(ABC):
                 opening = b"" if place in begun else self._opening(place)
                 begun.add(place)
                 logprobs = NO_LOGPROBS if piece.logprobs is None else await generation.written(place, piece.logprobs)
+                said = self._said(place, piece)
                 if generation.is_over:  # what follows is no wait, and goes along
-                    last = opening + self._event(place, piece, logprobs)
-                elif opening or piece.text or piece.finish_reason is not None or logprobs is not NO_LOGPROBS:
-                    # A token may be half a character: then its text is nothing to tell yet.
-                    yield opening + self._event(place, piece, logprobs)
+                    last = opening + self._event(place, piece, said, logprobs)
+                elif said or piece.finish_reason is not None or logprobs is not NO_LOGPROBS:
+                    yield opening + self._event(place, piece, said, logprobs)
+                elif opening:  # a token may be half a character: then its text is nothing to tell yet
+                    yield opening
         yield Last(last + self._end())
 
     def _opening(self, place: int) -> bytes:
@@ -63,16 +67,20 @@ class Events(ABC):
         return b""
 
     @abstractmethod
-    def _said(self, piece: Piece) -> bytes:
-        """The field of an event that has the text."""
+    def _said(self, place: int, piece: Piece) -> bytes:
+        """The field of an event that has the text; empty if nothing is to be told yet."""
 
-    def _event(self, place: int, piece: Piece, logprobs: bytes) -> bytes:
+    def _reason(self, place: int, piece: Piece) -> str | None:
+        """Why the answer ended, if it did."""
+        return piece.finish_reason
+
+    def _event(self, place: int, piece: Piece, said: bytes, logprobs: bytes) -> bytes:
         return b'%b,"choices":[{"index":%d,%b,"logprobs":%b,%b}]%b' % (
             self._head,
             place,
-            self._said(piece),
+            said or self.NOTHING,
             logprobs,
-            _reason(piece),
+            _ending(self._reason(place, piece), piece),
             self._tail,
         )
 
@@ -87,22 +95,24 @@ class CompletionEvents(Events):
     """Of a completion."""
 
     KIND = "text_completion"
+    NOTHING = b'"text":""'
 
-    def _said(self, piece: Piece) -> bytes:
-        return b'"text":%b' % _encode(piece.text)
+    def _said(self, place: int, piece: Piece) -> bytes:
+        return b'"text":%b' % _encode(piece.text) if piece.text else b""
 
 
 class ChatEvents(Events):
     """Of a chat, where each answer begins with its role."""
 
     KIND = "chat.completion.chunk"
+    NOTHING = b'"delta":{"content":""}'
 
     def _opening(self, place: int) -> bytes:
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % place
         return b'%b,"choices":[%b]%b' % (self._head, choice, self._tail)
 
-    def _said(self, piece: Piece) -> bytes:
-        return b'"delta":{"content":%b}' % _encode(piece.text)
+    def _said(self, place: int, piece: Piece) -> bytes:
+        return b'"delta":{"content":%b}' % _encode(piece.text) if piece.text else b""
 
 
 def error_event(error: ApiError) -> Last:
@@ -110,7 +120,7 @@ def error_event(error: ApiError) -> Last:
     return Last(b"data: %b\n\n" % _encode(error.reply))
 
 
-def _reason(piece: Piece) -> bytes:
-    if piece.finish_reason is None:
+def _ending(reason: str | None, piece: Piece) -> bytes:
+    if reason is None:
         return b'"finish_reason":null'
-    return b'"finish_reason":%b,"stop_reason":%b' % (_encode(piece.finish_reason), _encode(piece.stop_reason))
+    return b'"finish_reason":%b,"stop_reason":%b' % (_encode(reason), _encode(piece.stop_reason))

@@ -84,6 +84,12 @@ class Tokenizer:
         """Whether `apply_chat` can work."""
         return self._loaded.chat_template is not None
 
+    @property
+    def chat_template(self) -> str:
+        """The one that writes tools; empty if there is none."""
+        found = self._loaded.chat_template
+        return found.get("tool_use", found.get("default", "")) if isinstance(found, Mapping) else found or ""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the begin or end tokens that the model is used to.
 
@@ -160,6 +166,10 @@ class Tokenizer:
     def spelling(self, token_id: int) -> str:
         """How the vocabulary spells a token; empty for an id without one."""
         return self._native.id_to_token(token_id) or ""
+
+    def is_special(self, token: str) -> bool:
+        """Whether this text is a special token of the vocabulary."""
+        return self._native.token_to_id(token) in self._special_ids
 
     def is_silent(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether the token adds nothing to a text: a special one that is skipped, or an id without a token."""

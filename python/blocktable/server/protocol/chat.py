@@ -37,6 +37,8 @@ TAKEN_NAMES = (
 """What a template, or transformers around it, gets anyway: no client may say it another way. Nor may it the names of special
 tokens, which end in `_token`."""
 
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
 TemplateVariables = Annotated[
     dict[str, str | int | float | bool | None],
     Meta(extra_json_schema={"propertyNames": {"not": {"anyOf": [{"enum": list(TAKEN_NAMES)}, {"pattern": "_token$"}]}}}),
@@ -56,11 +58,11 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     arguments: str
-    """JSON of an object."""
+    """JSON of an object; in an answer, as the model wrote it."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A call that the assistant made earlier."""
+    """A call that the assistant makes, or made earlier."""
 
     id: str
     type: Literal["function"] = "function"
@@ -88,11 +90,12 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """What the model may call."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON schema, shown to the model as it is."""
+    """A JSON schema, shown to the model as it is; left out: there are none."""
     strict: bool | None = None
+    """Where a call is forced its arguments always keep to the schema. Elsewhere they are as the model writes them."""
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +103,19 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Literal["function"]
     function: Function
+
+
+class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which one."""
+
+    name: FunctionName
+
+
+class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -113,19 +129,21 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
-        "parallel_tool_calls": (True,),
         "prediction": (),
         "reasoning_effort": (),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none", "auto"),
         "web_search_options": (),
     }
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
-    """Written into the prompt where the model's chat template has a place for them, else refused. What the model then calls
-    comes as it writes it, in the content."""
+    """Written into the prompt where the model's chat template has a place for them, else refused."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """`none`: tools are not shown, and no call is looked for. `auto`, also where it is left out: the model calls or not.
+    `required`, or one function: it has to."""
+    parallel_tool_calls: bool | None = None
+    """False: only the first call is told."""
     add_generation_prompt: bool | None = None
     """True unless said otherwise: the assistant's turn is begun."""
     chat_template_kwargs: TemplateVariables | None = None
@@ -144,12 +162,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     function_call: NotServed = None
     functions: NotServed = None
     modalities: NotServed = None
-    parallel_tool_calls: NotServed = None
     prediction: NotServed = None
     reasoning_effort: NotServed = None
     service_tier: NotServed = None
     store: NotServed = None
-    tool_choice: NotServed = None
     web_search_options: NotServed = None
 
     @property
@@ -157,12 +173,23 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         """See `GenerationRequest`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def forces_call(self) -> bool:
+        """The answer has to be one."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def shape_field(self) -> str:
+        """See `GenerationRequest`."""
+        return "tool_choice" if self.forces_call else super().shape_field
+
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The assistant's turn."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """Null where it calls and says nothing."""
     refusal: None = None
     tool_calls: list[ToolCall] | None = None
 
@@ -173,8 +200,8 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: Answer
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length", "abort"] | None
-    """As of completions."""
+    finish_reason: Literal["stop", "length", "abort", "tool_calls"] | None
+    """As of completions; `tool_calls`: it came to its own end, and so did its calls."""
     stop_reason: int | str | None = None
 
 

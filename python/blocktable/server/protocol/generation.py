@@ -159,6 +159,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         """`logprobs` of `SamplingParams`: the two kinds of requests say it in their own ways."""
         return None
 
+    @property
+    def shape_field(self) -> str:
+        """What the client calls the shape of the text."""
+        return "structured_outputs" if self.response_format is None else "response_format"
+
     def sampling(self) -> dict[str, Any]:
         """Arguments of `SamplingParams`: what was said and nothing else."""
         said = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
