@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from blocktable.server.engine_client import EngineInfo, EngineRequest, EngineState, Piece, Progress
+from blocktable.server.engine_client import AtOnce, EngineInfo, EngineRequest, EngineState, Piece, Progress, passed_on
 from blocktable.text.tokenizer_parts import TokenizerParts
 
 Say = Callable[[EngineRequest], AsyncGenerator[Piece, None]]
@@ -47,12 +47,13 @@ class FakeEngine:
         )
         self.progress = Progress(num_running=0, num_waiting=0, num_steps=0, still_s=0.0, heard_s=0.0)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: EngineRequest, at_once: AtOnce | None = None) -> AsyncGenerator[Piece, None]:
         self.begun.append(request)
         try:
             async for piece in self.say(request):
                 self.num_pieces += 1
-                yield piece
+                if not passed_on(piece, at_once):
+                    yield piece
         finally:
             self.ended.append(request.request_id)
 

@@ -169,11 +169,11 @@ def test_a_tenant_taken_from_the_body_is_caught(
     engine = FakeEngine()
     right = FakeEngine.generate
 
-    def from_body(self: FakeEngine, request: Any) -> Any:
+    def from_body(self: FakeEngine, request: Any, at_once: Any = None) -> Any:
         import msgspec
 
         said = "third" if source == "user" else request.cache_salt
-        return right(self, msgspec.structs.replace(request, tenant=said))
+        return right(self, msgspec.structs.replace(request, tenant=said), at_once)
 
     monkeypatch.setattr(FakeEngine, "generate", from_body)
     with pytest.raises(AssertionError):

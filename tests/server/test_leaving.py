@@ -165,7 +165,7 @@ def test_an_abort_that_is_dropped_is_caught(engine: AsyncLLM, serve: MakeServer,
     """Planted: the stream of the engine goes on by itself when its reader has gone."""
     right, going_on = InProcessEngine.generate, []
 
-    async def detached(self: InProcessEngine, request: EngineRequest) -> AsyncGenerator[Piece, None]:
+    async def detached(self: InProcessEngine, request: EngineRequest, at_once: object = None) -> AsyncGenerator[Piece, None]:
         queue: asyncio.Queue[Piece] = asyncio.Queue()
 
         async def pump() -> None:

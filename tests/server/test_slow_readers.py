@@ -4,11 +4,13 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from blocktable import AsyncLLM
-from blocktable.server import reply
+from blocktable.server import endpoint, reply
+from blocktable.server.chunk_writer import WriteNow
 from blocktable.server.engine_client import EngineRequest, Piece
 from blocktable.server.limits import Limits
 from tests.engine.ways import check_empty
@@ -77,6 +79,32 @@ def test_a_server_that_waits_for_ever_is_caught(serve: MakeServer, monkeypatch: 
     server = serve(engine, limits=Limits(write_timeout_s=0.3))
     with pytest.raises(TimeoutError):
         is_given_up(server, engine)
+
+
+def test_a_writer_that_does_not_heed_a_slow_reader_is_caught(serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what comes is written, however much lies there."""
+
+    async def much(request: EngineRequest) -> AsyncGenerator[Piece, None]:
+        for _ in range(3000):
+            await asyncio.sleep(0)
+            yield KILOBYTES
+        await asyncio.sleep(3600)
+
+    def heedless(send: Any) -> WriteNow:
+        def write(body: bytes) -> bool:
+            if is_sent := bool(send.__self__.chunked_encoding):
+                send.__self__.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            return is_sent
+
+        return write
+
+    engine = FakeEngine(much)
+    monkeypatch.setattr(endpoint, "chunk_writer", heedless)
+    monkeypatch.setattr("tests.server.test_slow_readers.wait_until", lambda is_so, what: _only_a_second(is_so))
+    server = serve(engine, limits=Limits(write_timeout_s=0.3))
+    with pytest.raises(TimeoutError):
+        is_given_up(server, engine)
+    assert engine.num_pieces == 3000
 
 
 def _only_a_second(is_so: object) -> None:

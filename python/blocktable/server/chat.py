@@ -42,7 +42,7 @@ async def chat(serving: Serving, call: Call, ask: ChatRequest) -> ChatReply | As
         readers = [make_reader() for _ in generation.tallies]
         return ToolEvents(generation, readers, includes_usage=ask.includes_usage).stream()
     if ask.stream:
-        return ChatEvents(generation, includes_usage=ask.includes_usage).stream()
+        return ChatEvents(generation, includes_usage=ask.includes_usage, write_now=call.write_now).stream()
     await generation.to_the_end()
     if make_reader is None:
         choices = [_choice(place, tally) for place, tally in enumerate(generation.tallies)]

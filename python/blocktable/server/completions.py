@@ -29,7 +29,7 @@ async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> Comp
         each = [prompt for prompt in prompts for _ in range(generation.n)]
         generation.writer = CompletionWriter(await serving.reader.speller(), each, skip_special_tokens=skips)
     if ask.stream:
-        return CompletionEvents(generation, includes_usage=ask.includes_usage).stream()
+        return CompletionEvents(generation, includes_usage=ask.includes_usage, write_now=call.write_now).stream()
     await generation.to_the_end()
     return CompletionReply(
         id=generation.id,

@@ -15,6 +15,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from .chunk_writer import chunk_writer
 from .errors import ApiError, api_error
 from .guard import TENANT
 from .limits import Limits
@@ -44,7 +45,12 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         headers = dict(scope["headers"])
-        call = Call(tenant=scope[TENANT], path=scope.get("path_params", {}), trace_headers=_trace_headers(headers))
+        call = Call(
+            tenant=scope[TENANT],
+            path=scope.get("path_params", {}),
+            trace_headers=_trace_headers(headers),
+            write_now=chunk_writer(scope[SEND]),
+        )
         try:
             ask = None
             if self._operation.body is not None:

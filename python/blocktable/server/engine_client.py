@@ -8,7 +8,7 @@ ids; each answer of a request that was taken in ends with exactly one finished `
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from enum import Enum
 from typing import Any, Protocol
 
@@ -106,6 +106,15 @@ class Piece(msgspec.Struct, array_like=True, gc=False):
     """If they were asked for."""
 
 
+AtOnce = Callable[[Piece], bool]
+"""Passes a piece on without waiting. Where it cannot, it has done nothing and returns False."""
+
+
+def passed_on(piece: Piece, at_once: AtOnce | None) -> bool:
+    """Whether `at_once` took a piece, which no end is for."""
+    return at_once is not None and piece.finish_reason is None and at_once(piece)
+
+
 def pieces_of(output: RequestOutput) -> list[Piece]:
     """What an engine's output holds of each answer."""
     pieces = []
@@ -156,8 +165,9 @@ class EngineClient(Protocol):
         """The engine's tokenizer, as `Tokenizer.parts` gives it; None if it has none. The HTTP side needs no torch and
         no files of the model so. Raises `EngineDeadError` before it was ready for the first time."""
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Piece, None]:
-        """Answer one prompt. Raises at the first `anext`: `InvalidInputError`, `NeverFitsError`, `QueueFullError`,
+    def generate(self, request: EngineRequest, at_once: AtOnce | None = None) -> AsyncGenerator[Piece, None]:
+        """Answer one prompt. A piece that is no end, and comes while the caller waits for it, may be offered to `at_once`; what
+        that passes on is not yielded. Raises at the first `anext`: `InvalidInputError`, `NeverFitsError`, `QueueFullError`,
         `ShutDownError`; at any time: `EngineDeadError`."""
 
     async def snapshot(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..errors import InvalidGrammarError, InvalidInputError, MissingExtraError
 from ..sampling.params import SamplingParams, child_seed
 from ..sampling.structured import TOGETHER
 from .answers import check_end, merged
-from .engine_client import EngineRequest, Piece, PieceLogprobs
+from .engine_client import AtOnce, EngineRequest, Piece, PieceLogprobs
 from .errors import disagree, refused
 from .logprobs import NO_LOGPROBS, ChatWriter, CompletionWriter
 from .piece_stream import joined_logprobs
@@ -126,16 +126,17 @@ class Generation:
         }  # by their first answer's place
         self.tallies = [Tally() for _ in range(len(prompts) * self.n)]
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """(which answer, what is new in it). Leaving it ends all answers."""
-        streams = {first: self._engine.generate(request) for first, request in self._requests.items()}
+    async def pieces(self, at_once: AtOnce | None = None) -> AsyncGenerator[tuple[int, Piece], None]:
+        """(which answer, what is new in it). Leaving it ends all answers. `at_once` may be offered pieces of a single prompt's
+        answers: see `EngineClient.generate`."""
         try:
-            if len(streams) == 1:  # the usual case has a layer less for each piece
-                async with aclosing(streams[0]) as only:
+            if len(self._requests) == 1:  # the usual case has a layer less for each piece
+                async with aclosing(self._engine.generate(self._requests[0], at_once)) as only:
                     async for piece in only:
                         self.tallies[piece.index].add(piece)
                         yield piece.index, piece
                 return
+            streams = {first: self._engine.generate(request) for first, request in self._requests.items()}
             async with aclosing(merged(streams)) as stream:
                 async for first, piece in stream:
                     place = first + piece.index

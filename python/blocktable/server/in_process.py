@@ -16,7 +16,7 @@ from ..engine.async_llm import AsyncLLM
 from ..errors import InvalidInputError
 from ..sampling.params import RequestOutputKind, SamplingParams
 from ..text.tokenizer_parts import TokenizerParts
-from .engine_client import EngineInfo, EngineRequest, EngineState, Piece, Progress, pieces_of
+from .engine_client import AtOnce, EngineInfo, EngineRequest, EngineState, Piece, Progress, passed_on, pieces_of
 from .engine_process import engine_info
 from .packed_map import BlockMap
 from .snapshot import engine_snapshot, stall_report
@@ -64,7 +64,7 @@ class InProcessEngine:
             return None
         return await asyncio.to_thread(tokenizer.parts)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: EngineRequest, at_once: AtOnce | None = None) -> AsyncGenerator[Piece, None]:
         """See `EngineClient`."""
         kind = RequestOutputKind.DELTA if request.is_streamed else RequestOutputKind.FINAL_ONLY
         outputs = self._engine.generate(
@@ -79,7 +79,8 @@ class InProcessEngine:
         async with aclosing(outputs):
             async for output in outputs:
                 for piece in pieces_of(output):
-                    yield piece
+                    if not passed_on(piece, at_once):
+                        yield piece
 
     async def snapshot(self) -> dict[str, Any]:
         """See `EngineClient`."""

@@ -1,4 +1,5 @@
-"""What waits for one reader on the server's event loop: pieces that it has not taken, as one.
+"""What waits for one reader on the server's event loop: pieces that it has not taken, as one. None, if it waits and passes them
+on at once.
 
 Before: `process_client.py` puts in what the engine sent. After: a route takes it, whenever its client lets it. Always: what
 waits is never more than the request's own text and tokens; the end comes exactly once, as a finished piece or as an error.
@@ -8,25 +9,28 @@ from __future__ import annotations
 
 import asyncio
 
-from .engine_client import Piece, PieceLogprobs
+from .engine_client import AtOnce, Piece, PieceLogprobs, passed_on
 
 
 class PieceStream:
     """Of one request. Used on one event loop only."""
 
-    __slots__ = ("_bell", "_error", "_num_left", "_unread", "is_over")
+    __slots__ = ("_at_once", "_bell", "_error", "_num_left", "_unread", "is_over")
 
-    def __init__(self, num_answers: int = 1) -> None:
+    def __init__(self, num_answers: int = 1, at_once: AtOnce | None = None) -> None:
+        """`at_once` is offered what comes while `get` waits, but for ends: then all before it has been dealt with."""
         self.is_over = False
         """The end of all its answers has come; perhaps nobody took it yet."""
         self._num_left = num_answers
+        self._at_once = at_once
         self._unread: dict[int, list[Piece]] = {}  # by the answer's index, none of them empty
         self._error: Exception | None = None
         self._bell: asyncio.Future[None] | None = None
 
     def put(self, piece: Piece) -> None:
         """One more piece. After the end it is dropped."""
-        if self.is_over:
+        bell = self._bell
+        if self.is_over or (bell is not None and not bell.done() and self._passes(piece)):
             return
         unread = self._unread.get(piece.index)
         if unread is None:
@@ -58,6 +62,12 @@ class PieceStream:
                 await self._bell
             finally:
                 self._bell = None
+
+    def _passes(self, piece: Piece) -> bool:
+        try:
+            return passed_on(piece, self._at_once)
+        except Exception:  # noqa: BLE001 - its reader meets it again, and it is that reader's alone
+            return False
 
     def _ring(self) -> None:
         if self._bell is not None and not self._bell.done():

@@ -25,7 +25,7 @@ import msgspec
 from ..errors import EngineDeadError, FrameError, QueueFullError, ShutDownError
 from ..openmp import waiting
 from ..text.tokenizer_parts import TokenizerParts
-from .engine_client import EngineInfo, EngineRequest, EngineState, Piece, Progress
+from .engine_client import AtOnce, EngineInfo, EngineRequest, EngineState, Piece, Progress
 from .frames import FrameReader, frame
 from .packed_map import BlockMap
 from .piece_stream import PieceStream
@@ -154,13 +154,13 @@ class ProcessClient(asyncio.Protocol):
     async def read_tokenizer(self) -> TokenizerParts | None:
         return msgspec.convert(await self._ask("read_tokenizer"), TokenizerParts | None)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: EngineRequest, at_once: AtOnce | None = None) -> AsyncGenerator[Piece, None]:
         error = self._why_not()
         if error is not None:
             raise error
         self._check_room()
         num_answers = request.sampling.get("n", 1)
-        number, stream = next(self._numbers), PieceStream(num_answers)
+        number, stream = next(self._numbers), PieceStream(num_answers, at_once)
         if not self._streams:
             self._moved_at = time.monotonic()
         self._streams[number] = stream

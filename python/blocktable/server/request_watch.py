@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from ..errors import BlocktableError, EngineDeadError
 from ..text.tokenizer_parts import TokenizerParts
-from .engine_client import EngineClient, EngineInfo, EngineRequest, EngineState, Piece, Progress, Times
+from .engine_client import AtOnce, EngineClient, EngineInfo, EngineRequest, EngineState, Piece, Progress, Times
 from .histogram import COUNTS, FIRST_S, SHORT_S, WHOLE_S, Histogram
 from .logs import Event, tell
 from .packed_map import BlockMap
@@ -191,12 +191,19 @@ class WatchedClient:
     async def read_tokenizer(self) -> TokenizerParts | None:
         return await self._client.read_tokenizer()
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: EngineRequest, at_once: AtOnce | None = None) -> AsyncGenerator[Piece, None]:
         watched = WatchedRequest(self.figures, request)
         how, num_unended = "left", request.sampling.get("n", 1)
         self.figures.num_open += 1
+
+        def seen_at_once(piece: Piece) -> bool:
+            if at_once is None or not at_once(piece):
+                return False
+            self._guarded(watched.saw, piece)
+            return True
+
         try:
-            async with aclosing(self._client.generate(request)) as pieces:
+            async with aclosing(self._client.generate(request, seen_at_once)) as pieces:
                 async for piece in pieces:
                     self._guarded(watched.saw, piece)
                     num_unended -= piece.finish_reason is not None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.cpu_budget import usable_cpus
+from .chunk_writer import WriteNow, write_nothing
 from .engine_client import EngineClient, EngineState
 from .errors import RETRY_ELSEWHERE_S, ApiError, unavailable
 from .limits import Limits
@@ -30,6 +31,8 @@ class Call:
     path: dict[str, str]
     trace_headers: dict[str, str] = field(default_factory=dict)
     """Of W3C's trace context: the span of the client that this request is a part of."""
+    write_now: WriteNow = write_nothing
+    """Writes events of a stream where nothing has to be waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,20 @@
 """Server-sent events of a stream, written into templates: of an event only the text and its ends are encoded.
 
-Before: a `Generation` has pieces. After: `reply.py` sends bytes. Always: what stands in an event is JSON,
-whatever the text and the model's name hold; an event is one `data:` line and an empty one.
+Before: a `Generation` has pieces. After: `reply.py` sends bytes; `chunk_writer.py` writes what comes while nothing before it
+waits, which is most. Always: what stands in an event is JSON, whatever the text and the model's name hold; an event is one
+`data:` line and an empty one.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import ClassVar
 
 import msgspec
 
+from .chunk_writer import WriteNow, write_nothing
 from .engine_client import Piece
 from .errors import ApiError
 from .generation import Generation
@@ -32,26 +34,32 @@ class Events(ABC):
 
     KIND: ClassVar[str]
     """What the `object` of an event says."""
+    SAID: ClassVar[bytes]
+    """The field of an event that has the text."""
     NOTHING: ClassVar[bytes]
-    """The field that has the text, where there is none."""
+    """The same, where there is none."""
 
-    def __init__(self, generation: Generation, *, includes_usage: bool) -> None:
+    def __init__(self, generation: Generation, *, includes_usage: bool, write_now: WriteNow = write_nothing) -> None:
+        """Without `write_now` every event is one of `stream`."""
         head = {"id": generation.id, "object": self.KIND, "created": generation.created, "model": generation.model}
         self._generation = generation
         self._includes_usage = includes_usage
+        self._write_now = write_now
         # The record is left open behind its last field.
         self._head = b"data: " + _encode(head)[:-1]
         # With the usage asked for, every event before the last says that it is not known yet.
         self._tail = b',"usage":null}\n\n' if includes_usage else b"}\n\n"
+        self._going_on = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._begun: dict[int, bytes] = {}
+        """What stands before the text in the events of each answer that has begun."""
+        self._at_once = None if write_now is write_nothing else self._write
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """All of them, as pieces come. Leaving it ends all answers."""
         generation, last = self._generation, b""
-        begun: set[int] = set()
-        async with aclosing(generation.pieces()) as pieces:
+        async with aclosing(generation.pieces(self._at_once)) as pieces:
             async for place, piece in pieces:
-                opening = b"" if place in begun else self._opening(place)
-                begun.add(place)
+                opening = b"" if place in self._begun else self._begin(place)
                 logprobs = NO_LOGPROBS if piece.logprobs is None else await generation.written(place, piece.logprobs)
                 said = self._said(place, piece)
                 if generation.is_over:  # what follows is no wait, and goes along
@@ -66,23 +74,32 @@ class Events(ABC):
         """What comes before the first piece of an answer."""
         return b""
 
-    @abstractmethod
+    def _begin(self, place: int) -> bytes:
+        self._begun[place] = b'%b,"choices":[{"index":%d,' % (self._head, place)
+        return self._opening(place)
+
+    def _write(self, piece: Piece) -> bool:
+        """See `Generation.pieces`. It is a piece of the only prompt, and all before it were sent."""
+        before = self._begun.get(piece.index)
+        if before is None or piece.logprobs is not None:
+            return False
+        said = self._said(piece.index, piece)
+        if said and not self._write_now(before + said + self._going_on):
+            return False
+        self._generation.tallies[piece.index].add(piece)
+        return True
+
     def _said(self, place: int, piece: Piece) -> bytes:
         """The field of an event that has the text; empty if nothing is to be told yet."""
+        return self.SAID % _encode(piece.text) if piece.text else b""
 
     def _reason(self, place: int, piece: Piece) -> str | None:
         """Why the answer ended, if it did."""
         return piece.finish_reason
 
     def _event(self, place: int, piece: Piece, said: bytes, logprobs: bytes) -> bytes:
-        return b'%b,"choices":[{"index":%d,%b,"logprobs":%b,%b}]%b' % (
-            self._head,
-            place,
-            said or self.NOTHING,
-            logprobs,
-            _ending(self._reason(place, piece), piece),
-            self._tail,
-        )
+        ending = _ending(self._reason(place, piece), piece)
+        return b'%b%b,"logprobs":%b,%b}]%b' % (self._begun[place], said or self.NOTHING, logprobs, ending, self._tail)
 
     def _end(self) -> bytes:
         """The usage, with no choices, if it was asked for, and the word that ends a stream."""
@@ -95,24 +112,20 @@ class CompletionEvents(Events):
     """Of a completion."""
 
     KIND = "text_completion"
-    NOTHING = b'"text":""'
-
-    def _said(self, place: int, piece: Piece) -> bytes:
-        return b'"text":%b' % _encode(piece.text) if piece.text else b""
+    SAID = b'"text":%b'
+    NOTHING = SAID % b'""'
 
 
 class ChatEvents(Events):
     """Of a chat, where each answer begins with its role."""
 
     KIND = "chat.completion.chunk"
-    NOTHING = b'"delta":{"content":""}'
+    SAID = b'"delta":{"content":%b}'
+    NOTHING = SAID % b'""'
 
     def _opening(self, place: int) -> bytes:
         choice = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % place
         return b'%b,"choices":[%b]%b' % (self._head, choice, self._tail)
-
-    def _said(self, place: int, piece: Piece) -> bytes:
-        return b'"delta":{"content":%b}' % _encode(piece.text) if piece.text else b""
 
 
 def error_event(error: ApiError) -> Last:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import BlocktableError, EngineDeadError
 from ..text.tokenizer_parts import TokenizerParts
-from .engine_client import EngineInfo, EngineRequest, EngineState, Piece, Progress
+from .engine_client import AtOnce, EngineInfo, EngineRequest, EngineState, Piece, Progress
 from .logs import Event, tell
 from .packed_map import BlockMap
 from .process_client import EngineLaunch, ProcessClient
@@ -93,8 +93,8 @@ class Supervisor:
     async def read_tokenizer(self) -> TokenizerParts | None:
         return await self._serving().read_tokenizer()
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[Piece, None]:
-        return self._serving().generate(request)
+    def generate(self, request: EngineRequest, at_once: AtOnce | None = None) -> AsyncGenerator[Piece, None]:
+        return self._serving().generate(request, at_once)
 
     async def snapshot(self) -> dict[str, Any]:
         return await self._serving().snapshot()
