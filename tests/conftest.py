@@ -132,6 +132,12 @@ def seed() -> int:
 
 
 @pytest.fixture(scope="session")
+def soak(request: pytest.FixtureRequest) -> bool:
+    """Whether the long tests run."""
+    return bool(request.config.getoption("--soak"))
+
+
+@pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """SmolLM2-135M-Instruct as a GGUF file: where BLOCKTABLE_SMOLLM2_GGUF points, or inside the package that carries it."""
     if named := os.environ.get("BLOCKTABLE_SMOLLM2_GGUF"):

@@ -40,7 +40,7 @@ class Rung:
     folders: tuple[str, ...] = ()  # under tests/; none = the Rust crate
     races: bool = False  # the Rust crate under the model checker, which explores interleavings
     with_mutants: bool = False  # run only the tests that need planted faults, on the build that has them
-    starts_early: bool = False  # long: the last rung to end decides how long all take
+    starts: int = 99  # in which order: the core first, then the longest, since the last to end decides how long all take
 
 
 @dataclass
@@ -64,23 +64,23 @@ class Count:
 
 
 RUNGS = (
-    Rung("core", "the Rust core and the CPU kernels on their own", starts_early=True),
-    Rung("races", "every race of the free queue, in every interleaving", races=True),
+    Rung("core", "the Rust core and the CPU kernels on their own", starts=0),
+    Rung("races", "every race of the free queue, in every interleaving", races=True, starts=4),
     Rung("border", "the core from Python", ("border",)),
     Rung("events", "an index rebuilt from the events is the index", ("events",)),
-    Rung("faults", "random schedules and the field's faults, audited after each step", ("property", "faults")),
+    Rung("faults", "random schedules and the field's faults, audited after each step", ("property", "faults"), starts=5),
     Rung(
         "mutants",
         "each check fails on the fault that it is there for",
         ("border", "events", "property", "faults", "engine"),
         with_mutants=True,
     ),
-    Rung("kernels", "each kernel against its slow twin", ("kernels",)),
+    Rung("kernels", "each kernel against its slow twin", ("kernels",), starts=2),
     Rung("text", "ids and words", ("text",)),
     Rung("sampling", "one id per sequence", ("sampling",)),
     Rung("model", "paged equals unpaged, for every supported architecture", ("model",)),
-    Rung("engine", "the whole engine", ("engine",), starts_early=True),
-    Rung("server", "the whole engine, over HTTP", ("server",), starts_early=True),
+    Rung("engine", "the whole engine", ("engine",), starts=1),
+    Rung("server", "the whole engine, over HTTP", ("server",), starts=3),
     Rung("cli", "the commands", ("cli",)),
     Rung("meta", "the wheel, the layers, the documents, the benchmarks", ("meta",)),
 )
@@ -103,8 +103,8 @@ def main() -> int:
 
 
 def _run_all(rungs: list[Rung], options: argparse.Namespace) -> Iterator[tuple[Rung, float, Count, str]]:
-    """Each rung as it ends: its seconds, its count and what it printed. The long ones start first."""
-    order = sorted(rungs, key=lambda rung: not rung.starts_early)
+    """Each rung as it ends: its seconds, its count and what it printed."""
+    order = sorted(rungs, key=lambda rung: rung.starts)
     with ThreadPoolExecutor(options.jobs) as lanes:
         running: dict[Future[tuple[float, Count, str]], Rung] = {}
         start = time.monotonic()
@@ -179,7 +179,7 @@ def _run_cargo(out: TextIO, *, soak: bool, races: bool) -> Count:
     if not races:
         command += ["--package", "blocktable-cpu", "--features", "blocktable-cpu/mutants"]
     else:
-        command += ["--release", "--test", "loom_queue", "--target-dir", str(ROOT / "target" / "loom")]
+        command += ["--profile", "loom", "--test", "loom_queue", "--target-dir", str(ROOT / "target" / "loom")]
         environment["RUSTFLAGS"] = "--cfg loom"
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     count = Count()

@@ -55,6 +55,11 @@ class Way:
     times: int = 1
     min_preemptions: int = 0
     is_warm: bool = False
+    stride: int = 1  # outside a soak, only every so many prompts
+
+    def of(self, prompts: list[Ids], *, soak: bool) -> list[Ids]:
+        """Those that are run this way, of prompts or of what belongs to them."""
+        return prompts * self.times if soak else (prompts * self.times)[:: self.stride]
 
 
 def run_way(way: Way, model: Any, report: dict[str, int], **base: Any) -> Answer:

@@ -1,6 +1,7 @@
 """What the compilers make of the Triton kernels without a GPU: no spills, wide loads, matrix products, two buffers.
 
-The table is printed. With --soak every variant is compiled, otherwise those that differ most.
+The table is printed. With --soak every variant is compiled, otherwise those that differ most. What Triton compiled stays in
+`target/triton`, found again by its sources, options and versions, for as long as none of them changes.
 """
 
 import json
@@ -38,22 +39,24 @@ EXEMPT = {
 }
 
 
-def compiled(cache: Path, *options: str) -> list[dict[str, Any]]:
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def compiled(*options: str) -> list[dict[str, Any]]:
     """The rows of `compiled.py`, run where Triton does not interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "1"}
+    environment |= {"TRITON_CACHE_DIR": str(ROOT / "target" / "triton"), "TRITON_DEFAULT_FP_FUSION": "1"}
     command = [sys.executable, "-m", "tests.kernels.compiled", *options]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
-def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def table(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """The variants that differ most; with --soak all of them, which `make aot` keeps."""
-    rows = compiled(tmp_path_factory.mktemp("triton"), *(["--all"] if request.config.getoption("--soak") else []))
+    rows = compiled(*(["--all"] if request.config.getoption("--soak") else []))
     if kept := os.environ.get("BLOCKTABLE_KEEP_AOT"):
         Path(kept).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return rows
@@ -146,9 +149,9 @@ ONCE = {
 }
 
 
-def test_nothing_that_changes_from_step_to_step_makes_a_variant(tmp_path: Path) -> None:
+def test_nothing_that_changes_from_step_to_step_makes_a_variant() -> None:
     """Numbers of sequences and tokens, lengths, columns of the tables: one variant of each kernel serves all steps."""
-    made = {row["variants_of"]: row["made"] for row in compiled(tmp_path, "--variants")}
+    made = {row["variants_of"]: row["made"] for row in compiled("--variants")}
     assert made == ONCE
 
 
@@ -160,6 +163,6 @@ def test_a_number_that_specialises_is_told(tmp_path: Path, monkeypatch: pytest.M
     shutil.copytree(SOURCES.parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "kernels" / "triton_decode.py").write_text(text.replace(', "table_row"]', "]"), encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = {row["variants_of"]: row["made"] for row in compiled(tmp_path / "cache", "--variants")}
+    made = {row["variants_of"]: row["made"] for row in compiled("--variants")}
     assert made["split"].count("_decode") > 1
     assert made["prefill"] == ONCE["prefill"]

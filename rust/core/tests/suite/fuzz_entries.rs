@@ -75,7 +75,7 @@ fn stands(name: &str, entry: fn(&[u8]) -> usize) {
         input
     });
     let random = vec(prop_oneof![3 => 0..8_u8, 1 => any::<u8>()], 0..200);
-    seed::run_cases(name, 4_000, &prop_oneof![changed, random], |input| {
+    seed::run_cases(name, 1_500, &prop_oneof![changed, random], |input| {
         entry(&input);
         Ok::<(), String>(())
     });

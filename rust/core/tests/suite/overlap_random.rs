@@ -12,7 +12,7 @@ use crate::seed;
 #[test]
 fn every_request_gets_its_cold_answer_at_depth_1_and_2() {
     let seen = RefCell::new([0; 20]);
-    let cases = seed::run_cases("overlap_random", 4_000, &scripts(), |script| {
+    let cases = seed::run_cases("overlap_random", 2_000, &scripts(), |script| {
         let world = script.run()?;
         let now = world.seen;
         let counts = [
@@ -52,5 +52,5 @@ fn every_request_gets_its_cold_answer_at_depth_1_and_2() {
 
 #[test]
 fn every_request_gets_its_cold_answer_beside_drafts_that_take_the_last_blocks() {
-    seed::run_cases("overlap_random, drafting", 2_000, &drafting_scripts(), |script| script.run().map(drop));
+    seed::run_cases("overlap_random, drafting", 1_000, &drafting_scripts(), |script| script.run().map(drop));
 }

@@ -9,5 +9,5 @@ use crate::seed;
 
 #[test]
 fn the_pool_does_what_the_model_does() {
-    seed::run_cases("pool_vs_model", 10_000, &pool_scripts(), |script| script.run());
+    seed::run_cases("pool_vs_model", 4_000, &pool_scripts(), |script| script.run());
 }

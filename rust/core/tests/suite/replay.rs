@@ -30,7 +30,7 @@ const FILE: &str = "BLOCKTABLE_TEST_RECORDING";
 #[test]
 fn a_random_schedule_is_replayed_bit_for_bit() {
     let plans = Cell::new(0);
-    seed::run_cases("replay", 1_000, &schedules(), |schedule| {
+    seed::run_cases("replay", 300, &schedules(), |schedule| {
         let bytes = recorded(&schedule, ALL)?;
         plans.set(plans.get() + same(&bytes)?.plans);
         let read = Recording::read(&bytes).or_else(|error| broken("format", error.to_string()))?;

@@ -8,5 +8,5 @@ use crate::seed;
 
 #[test]
 fn the_order_of_eviction_is_the_models() {
-    seed::run_cases("retention_vs_model", 4_000, &scripts(), |script| script.run());
+    seed::run_cases("retention_vs_model", 2_000, &scripts(), |script| script.run());
 }

@@ -16,7 +16,7 @@ use crate::seed;
 #[test]
 fn every_request_gets_its_cold_answer_whatever_happens_around_it() {
     let seen = RefCell::new(BTreeMap::new());
-    let cases = seed::run_cases("scheduler_random", 8_000, &schedules(), |schedule| {
+    let cases = seed::run_cases("scheduler_random", 2_000, &schedules(), |schedule| {
         let driver = schedule.run()?;
         count(&driver, &mut seen.borrow_mut());
         Checked::Ok(())
@@ -30,17 +30,17 @@ fn every_request_gets_its_cold_answer_whatever_happens_around_it() {
 
 #[test]
 fn every_request_gets_its_cold_answer_at_quotas_beside_writers_and_short_of_memory() {
-    seed::run_cases("scheduler_random, corners", 2_000, &corners(), |schedule| schedule.run().map(drop));
+    seed::run_cases("scheduler_random, corners", 500, &corners(), |schedule| schedule.run().map(drop));
 }
 
 #[test]
 fn every_request_gets_its_cold_answer_where_steps_are_refused() {
-    seed::run_cases("scheduler_random, refusing", 1_000, &refusing_schedules(), |schedule| schedule.run().map(drop));
+    seed::run_cases("scheduler_random, refusing", 300, &refusing_schedules(), |schedule| schedule.run().map(drop));
 }
 
 #[test]
 fn the_same_schedule_brings_the_same_plans() {
-    seed::run_cases("scheduler_random, twice", 1_000, &schedules(), |schedule: Schedule| {
+    seed::run_cases("scheduler_random, twice", 200, &schedules(), |schedule: Schedule| {
         let (first, second) = (schedule.run()?, schedule.run()?);
         ensure(first.plans == second.plans, "determinism", || "two runs made different plans".to_owned())
     });

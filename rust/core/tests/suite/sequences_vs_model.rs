@@ -9,5 +9,5 @@ use crate::sequence_script::sequence_scripts;
 
 #[test]
 fn sequences_do_what_the_model_does() {
-    seed::run_cases("sequences_vs_model", 5_000, &sequence_scripts(), |script| script.run());
+    seed::run_cases("sequences_vs_model", 1_500, &sequence_scripts(), |script| script.run());
 }

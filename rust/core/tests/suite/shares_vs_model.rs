@@ -13,7 +13,7 @@ use crate::shares_script::shares_scripts;
 
 #[test]
 fn whose_content_goes_is_what_plain_lists_say() {
-    seed::run_cases("shares_vs_model", 2_000, &shares_scripts(), |script| script.run());
+    seed::run_cases("shares_vs_model", 500, &shares_scripts(), |script| script.run());
 }
 
 /// Ten times the pool, in lists of many blocks: the pool takes as many of one owner at once as it may.

@@ -14,7 +14,7 @@ use crate::schedule_script::{Ask, Event, Schedule, VOCAB, schedules};
 
 /// All corners in turn.
 pub fn corners() -> impl Strategy<Value = Schedule> {
-    prop_oneof![2 => at_quotas(), 1 => beside_writers(), 1 => short_of_memory()]
+    prop_oneof![2 => at_quotas(), 1 => at_quotas_beside_writers(), 1 => beside_writers(), 1 => short_of_memory()]
 }
 
 /// Schedules as any other, in which now and then a question of the next plan is refused.
@@ -53,6 +53,26 @@ fn at_quotas() -> impl Strategy<Value = Schedule> {
         5 => (0..8_usize, 100..=255_u8).prop_map(|(number, share)| Event::Truncate(number, share)),
         1 => (0..3_usize).prop_map(Event::AbortPlanned),
         1 => (0..64_usize, 0..8_u32).prop_map(|(number, more)| Event::Fork(number, more)),
+    ];
+    play(config, event)
+}
+
+/// A tenant at its quota shares what another one writes, row by row and through a window.
+pub fn at_quotas_beside_writers() -> impl Strategy<Value = Schedule> {
+    let config = (2..=3_u32, 1..=2_u32, 1..6_u32, 4..=8_u32).prop_map(|(block_size, threshold, window, quota)| {
+        let rules = TenantRules { hard_blocks: quota, ..TenantRules::default() };
+        let queue = QueueRules { tenants: vec![("a".into(), rules)], ..QueueRules::default() };
+        Config {
+            groups: vec![GroupSpec::sliding(window), GroupSpec::FULL],
+            long_prefill_threshold: threshold,
+            queue: without_estimate(queue),
+            ..roomy(block_size)
+        }
+    });
+    let event = prop_oneof![
+        2 => asks(6..12, 3).prop_map(|ask| Event::Submit(ask, 1)),
+        5 => Just(Event::Step),
+        1 => (0..3_usize).prop_map(Event::AbortPlanned),
     ];
     play(config, event)
 }
