@@ -3,9 +3,10 @@
 Before: a test imports a Triton kernel with TRITON_INTERPRET=1. After: the kernel runs on CPU tensors. Always: what is mended
 here is a fault of the interpreter and none of compiled kernels: it multiplies the bit patterns of bfloat16, cuts where it
 should round to bfloat16, loses a carry when it rounds to float8, and (Triton 3.6) takes no loop bound from a tensor under
-numpy 2.4 or newer.
+numpy 2.4 or newer. What it looks up anew for each program and each call stays looked up.
 """
 
+import inspect
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ def mend() -> None:
         setattr(builder, name, _rounding(getattr(builder, name)))
     builder.create_dot = _in_float32(builder.create_dot)
     interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
+    interpreter._patch_builtin = _patch_builtin
+    interpreter._get_np_dtype = _by_scalar(interpreter._get_np_dtype)
 
 
 def _as_float32(handle: Any) -> Any:
@@ -65,6 +68,31 @@ def _with_index(original: Any) -> Any:
         scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).reshape(-1)[0]))
 
     return patch
+
+
+@cache
+def _builtins(package: Any) -> list[str]:
+    """Names of what Triton builds in, first asked for while nothing is patched."""
+    return [name for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)]
+
+
+def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+    for name in _builtins(package):
+        member = getattr(package, name)
+        if tl.core.is_builtin(member):  # a kernel that another one calls finds it patched
+            interpreter._patch_attr(package, name, member, builder, scope)
+
+
+def _by_scalar(original: Any) -> Any:
+    known: dict[str, Any] = {}
+
+    def np_dtype(kind: Any) -> Any:
+        name = str(kind.scalar)
+        if name not in known:
+            known[name] = original(kind.scalar)
+        return known[name]
+
+    return np_dtype
 
 
 @contextmanager
