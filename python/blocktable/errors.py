@@ -23,7 +23,17 @@ def _shown(value: Any) -> str:
 
 
 class BlocktableError(Exception):
-    """Root of the family."""
+    """Root of the family. They can be copied, and sent to other processes, as long as the values that they hold can."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `args` is the text, not what the class is made from.
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(kind: type[BlocktableError], args: tuple[Any, ...]) -> BlocktableError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class InvalidInputError(BlocktableError, ValueError):

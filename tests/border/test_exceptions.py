@@ -1,5 +1,11 @@
 """What comes out when a call is refused: always one of the family, with its numbers, and the scheduler goes on."""
 
+import copy
+import pickle
+from collections.abc import Iterable
+from inspect import signature
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +16,7 @@ from blocktable import (
     UnknownRequestError,
     WrongStepError,
     _core,
+    errors,
 )
 
 ONE = (np.array([1]), np.array([0, 1]))
@@ -83,11 +90,34 @@ def test_an_unknown_fault_is_refused():
     _core.set_mutant(None)
 
 
-def test_every_refusal_is_of_one_family():
-    from blocktable import errors
+FAMILY = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
 
-    family = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
-    assert len(family) > 10
-    assert all(issubclass(kind, BlocktableError) for kind in family)
+
+def test_every_refusal_is_of_one_family():
+    assert len(FAMILY) > 10
+    assert all(issubclass(kind, BlocktableError) for kind in FAMILY)
     assert issubclass(InvalidInputError, ValueError)
     assert issubclass(UnknownRequestError, KeyError)
+
+
+def made(kind: type[BlocktableError]) -> BlocktableError:
+    """One of its kind, each argument by its type."""
+    if kind is BlocktableError:
+        return kind("a text")
+    samples = {int: 7, str: "a text", Any: 2.5, int | None: 7, Iterable[str]: ["a text"]}
+    stall = dict.fromkeys(
+        ("request_id", "is_running", "waits_for", "needed", "free", "promised", "parked", "pinned", "held_by"), 7
+    )
+    parameters = list(signature(kind).parameters.values())
+    values = [stall if parameter.name == "report" else samples[parameter.annotation] for parameter in parameters]
+    return kind(*values)
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
+@pytest.mark.parametrize("kind", FAMILY, ids=lambda kind: kind.__name__)
+def test_a_refusal_can_be_copied_and_sent_to_another_process(kind, again):
+    error = made(kind)
+    error.add_note("what was tried")
+    other = again(error)
+    assert type(other) is kind
+    assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))

@@ -10,6 +10,7 @@ import pytest
 
 from blocktable import (
     LLM,
+    EngineConfig,
     InvalidInputError,
     ModelLoadError,
     NeverFitsError,
@@ -236,6 +237,23 @@ def test_a_bad_option_is_refused_by_field_value_and_bound(name: str, make_llm: M
     assert bound in caught.value.bound, caught.value.bound
     assert tiny_model.config._attn_implementation == "sdpa", "the model was not given back"
     goes_on(make_llm())
+
+
+BAD_RULES: dict[str, tuple[dict[str, Any], str]] = {
+    "a rule that does not exist": ({"tenants": {"a": {"hard_blok": 3}}}, "tenants"),
+    "a tenant without rules": ({"tenants": {"a": 3}}, "tenants"),
+    "fewer than no blocks": ({"other_tenants": {"hard_blocks": -1}}, "hard_blocks"),
+    "no weight": ({"policy": "fair", "tenants": {"a": {"weight": 0}}}, "weight"),
+    "displaced without priorities": ({"preempt_for_waiting": True}, "preempt_for_waiting"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_RULES)
+def test_a_bad_rule_of_the_waiting_line_is_refused_before_a_model_is_loaded(name: str) -> None:
+    options, field = BAD_RULES[name]
+    with pytest.raises(InvalidInputError) as caught:
+        EngineConfig(**options)
+    assert caught.value.field == field
 
 
 def test_an_unknown_option_names_the_nearest(make_llm: MakeLLM) -> None:

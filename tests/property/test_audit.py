@@ -1,5 +1,6 @@
 """The audit of the testing kit: what it must notice in the arrays of a plan, shown to it in arrays that were changed."""
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,3 +57,10 @@ def test_a_block_that_a_hit_keeps_out_of_sight_is_noticed(window: int) -> None:
                 check_plan(Shown(plan, shown), driver.scheduler, holders, shown)  # type: ignore[arg-type]
             changed += 1
     assert changed == (20 + 1 - window) // BLOCK * (2 if window == 1 else 1)  # who sees itself alone shares nothing
+
+
+def test_a_broken_promise_can_be_sent_to_another_process() -> None:
+    broken = BrokenPromise("A5", "5 writes into block 1", calls=("match(1, [0])", "append(1, [0])"))
+    broken.add_note("seed 7")
+    again = pickle.loads(pickle.dumps(broken))
+    assert (type(again), str(again), vars(again)) == (BrokenPromise, str(broken), vars(broken))

@@ -2,7 +2,8 @@
 
 Before: a shell, or `python -m blocktable`. After: `generate.py`, `serve.py`, `replay.py`, `top.py`, or `blocktable.bench`; what
 needs torch is loaded only when it runs.
-Always: bad input ends with one line and exit code 2, an interrupt with 130 (a termination with 143), and no traceback.
+Always: bad input ends with one line (and one of usage, if it is no option or no number) and exit code 2, an interrupt with 130
+(a termination with 143), and no traceback.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def make_parser(given: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
     generate = commands.add_parser(
         "generate",
+        usage="%(prog)s [options] [PROMPT ...]",
         help="answer prompts, streaming, and report how the KV blocks were used",
         description=generate_options.DESCRIPTION,
         epilog=generate_options.EPILOG,
@@ -75,6 +77,7 @@ def make_parser(given: Sequence[str]) -> argparse.ArgumentParser:
     generate.set_defaults(run=_run_generate)
     serve = commands.add_parser(
         "serve",
+        usage="%(prog)s [options] [MODEL]",
         help="serve a model over OpenAI's API; see blocktable serve --help",
         description=serve_command.DESCRIPTION,
         epilog=serve_command.EPILOG,

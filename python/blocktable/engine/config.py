@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .._core import Scheduler
 from ..errors import InvalidInputError, UnknownOptionError
 from ..events.config import KVEventsConfig
 from ..sampling.params import LOGPROBS_BOUND, MAX_LOGPROBS
@@ -187,6 +188,7 @@ class EngineConfig:
         _need_text("crash_report_folder", self.crash_report_folder, optional=True)
         if self.kv_events_config is not None:
             object.__setattr__(self, "kv_events_config", KVEventsConfig.from_options(self.kv_events_config))
+        _need_rules(self)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -218,8 +220,24 @@ def _need_bool(field: str, value: Any) -> None:
         raise InvalidInputError(field, value, "must be True or False")
 
 
+def _need_rules(config: EngineConfig) -> None:
+    """The rules of the waiting line depend on no model, but only the core knows them: it is asked with the smallest pool."""
+    Scheduler(
+        num_blocks=2,
+        block_size=1,
+        vocab_size=1,
+        max_model_len=2,
+        max_num_seqs=1,
+        max_num_batched_tokens=1,
+        policy=config.policy,
+        no_evict=config.no_evict,
+        preempt_for_waiting=config.preempt_for_waiting,
+        tenants=config.tenants,
+        other_tenants=config.other_tenants,
+    )
+
+
 def _need_mapping(field: str, value: Any) -> None:
-    """What stands in it is the core's to check: it depends on no model, but only the core knows the rules."""
     if value is not None and not isinstance(value, Mapping):
         raise InvalidInputError(field, value, "must be a dictionary")
 

@@ -30,6 +30,10 @@ class BrokenPromise(AssertionError):
         self.detail = detail
         self.calls = calls
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `args` is the text; a pool of processes sends what a schedule raised.
+        return type(self), (self.promise, self.detail, self.calls), self.__dict__
+
 
 REFUSALS = frozenset({"refused"} | {f"reason_{name}" for _, name, kind, _ in _core.REASONS if kind == "refusal"})
 """Counters that a refused call moves; nothing else does."""
