@@ -46,6 +46,7 @@ def test_defaults_are_those_of_vllm() -> None:
         "allowed_token_ids": None,
         "bad_words": (),
         "logprobs": None,
+        "prompt_logprobs": None,
         "include_stop_str_in_output": False,
         "skip_special_tokens": True,
         "detokenize": True,
@@ -357,4 +358,4 @@ def test_a_check_left_out_is_caught(check: str, monkeypatch: pytest.MonkeyPatch)
         return False
 
     values = [(field.partition("[")[0], value) for field, value in BAD]
-    assert not all(refused(*pair) for pair in [*values, ("temprature", 1), ("prompt_logprobs", 5)])
+    assert not all(refused(*pair) for pair in [*values, ("temprature", 1), ("length_penalty", 5)])

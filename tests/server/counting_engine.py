@@ -46,14 +46,14 @@ class FaultyModel(CountingModel):
         self._faults = faults
         self._passes = 0
 
-    def forward(self, plan: Any, token_ids: Any = None) -> torch.Tensor:
+    def forward(self, plan: Any, *given: Any) -> torch.Tensor:
         number, faults = self._passes, self._faults
         self._passes += 1
         if number == faults["hang_at"]:
             time.sleep(faults["hang_s"])
         if number == faults["raise_at"]:
             raise RuntimeError("planted: the model fails once")
-        logits = super().forward(plan, token_ids)
+        logits = super().forward(plan, *given)
         if faults["passes_file"]:
             with Path(faults["passes_file"]).open("ab") as file:
                 file.write(b".")

@@ -91,7 +91,9 @@ ROWS: dict[str, Row] = {
     "top_logprobs False": chat({"logprobs": True, "top_logprobs": False}, "top_logprobs", "int"),
     "top_logprobs without logprobs": chat({"top_logprobs": 1}, "top_logprobs", "goes with logprobs"),
     "logprobs of a chat as a number": chat({"logprobs": 1}, "logprobs", "bool"),
-    "logprobs of the prompt": completion({"prompt_logprobs": 1}, "prompt_logprobs", "not served"),
+    **{f"prompt_logprobs {n}": completion({"prompt_logprobs": n}, "prompt_logprobs", "0") for n in (-1, 21, 1025, 2**31)},
+    **{f"prompt_logprobs {n}": chat({"prompt_logprobs": n}, "prompt_logprobs", "int") for n in (1e308, True, "1", 0.5)},
+    "a stream with the prompt": completion({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not streamed"),
     "no allowed token": completion({"allowed_token_ids": []}, "allowed_token_ids", "length >= 1"),
     "4097 allowed tokens": completion({"allowed_token_ids": [1] * 4097}, "allowed_token_ids", "length <= 4096"),
     "an allowed token outside": completion(

@@ -54,8 +54,8 @@ def test_nothing_is_refused_that_the_engine_serves() -> None:
 
 def test_a_feature_that_lands_is_noticed() -> None:
     """The check above can fail."""
-    landed = {name: off for name, off in NOT_SERVED.items() if name not in ("use_beam_search", "prompt_logprobs")}
-    assert served_by_the_engine(landed) == {"use_beam_search", "prompt_logprobs"}
+    landed = {name: off for name, off in NOT_SERVED.items() if name not in ("use_beam_search", "length_penalty")}
+    assert served_by_the_engine(landed) == {"use_beam_search", "length_penalty"}
 
 
 def test_the_engine_refuses_them_itself() -> None:

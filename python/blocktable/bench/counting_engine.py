@@ -50,17 +50,23 @@ class CountingModel:
         self._times_file = times_file
         self._began_ns = array("q")
 
-    def forward(self, plan: Any, token_ids: Any = None) -> torch.Tensor:
+    def forward(self, plan: Any, token_ids: Any = None, scored: Any = None) -> torch.Tensor:
         """Logits [samples, vocabulary] of one pass."""
         import torch
 
         self._began_ns.append(time.perf_counter_ns())
         self.take_time(plan.num_tokens)
         given = np.asarray(plan.token_ids if token_ids is None else token_ids)
-        last = torch.from_numpy(given[plan.sample_rows].astype(np.int64))
-        logits = torch.full((len(last), VOCAB_SIZE), -10.0)
-        logits[torch.arange(len(last)), (last + 1) % LETTERS] = 10.0
-        return logits
+
+        def logits_of(rows: Any) -> torch.Tensor:
+            last = torch.from_numpy(given[rows].astype(np.int64))
+            logits = torch.full((len(last), VOCAB_SIZE), -10.0)
+            logits[torch.arange(len(last)), (last + 1) % LETTERS] = 10.0
+            return logits
+
+        if scored is not None:
+            scored.take(0, logits_of(scored.rows))
+        return logits_of(plan.sample_rows)
 
     def take_time(self, num_tokens: int) -> None:
         """As long as a pass over so many tokens lasts. Other threads run meanwhile."""

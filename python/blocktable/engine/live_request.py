@@ -18,6 +18,7 @@ from ..text.tokenizer import Tokenizer
 from .family import Family
 from .output_rows import NO_OUTPUTS, SavedOutputs
 from .outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from .prompt_scores import PromptScores
 from .request import Prompt
 from .token_logprobs import LogprobLog
 
@@ -72,6 +73,8 @@ class LiveRequest:
     """All answers of its request, if there are several."""
     logprobs: LogprobLog | None = None
     """Of its output tokens, if it asked for them."""
+    prompt_scores: PromptScores | None = None
+    """Of its prompt's tokens, if it asked for them; all answers of a request have the same ones."""
     tokenizer: Tokenizer | None = field(default=None, repr=False)
 
     def enters(self, now_ns: int) -> None:
@@ -152,7 +155,7 @@ class LiveRequest:
         if self.logprobs is not None:
             answer.token_logprobs, answer.cumulative_logprob = self.logprobs.take(), self.logprobs.cumulative
             answer.tokenizer = self.tokenizer
-        return RequestOutput(
+        output = RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
@@ -160,6 +163,9 @@ class LiveRequest:
             finished=finished,
             num_cached_tokens=self.num_cached,
         )
+        if self.prompt_scores is not None:
+            output.prompt_token_logprobs, output.tokenizer = self.prompt_scores.packed, self.tokenizer
+        return output
 
     def _metrics(self, outputs: SavedOutputs) -> RequestMetrics:
         count = len(outputs.token_ids)

@@ -118,5 +118,24 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens that were found in the prefix cache at its first admission; None before."""
-    prompt_logprobs: None = None
-    """None: log probabilities of prompts are not served yet."""
+    prompt_token_logprobs: TokenLogprobs | None = None
+    """Log probabilities of `prompt_token_ids` but the first, packed; None if none were asked for, and before the prompt is
+    computed."""
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+    """Spells `prompt_logprobs`."""
+
+    _shown: list[dict[int, Logprob] | None] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """For each of `prompt_token_ids` what `CompletionOutput.logprobs` has for each output token; None for the first one,
+        which nothing stands before. See `SamplingParams.prompt_logprobs`."""
+        if self._shown is None and self.prompt_token_logprobs is not None:
+            decode = None if self.tokenizer is None else self.tokenizer.token_text
+            self._shown = [None, *self.prompt_token_logprobs.by_token(decode)]
+        return self._shown
+
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        """See `CompletionOutput`."""
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return None, state | {"_shown": self.prompt_logprobs, "tokenizer": None}

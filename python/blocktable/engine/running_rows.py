@@ -12,9 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from .._core import Plan
 from ..sampling.sampler import Sampler
 from .live_request import LiveRequest
 from .output_rows import OutputRows, SavedOutputs
+from .prompt_scores import PromptRows
 
 
 class RunningRows:
@@ -25,6 +27,7 @@ class RunningRows:
         self._sampler = sampler
         self._requests: list[LiveRequest | None] = [None] * num_rows
         self._is_heard = np.zeros(num_rows, dtype=np.bool_)
+        self._scoring: dict[int, LiveRequest] = {}  # by row, of those whose prompts are to be scored
 
     def enter(self, request: LiveRequest, row: int) -> None:
         """`request` gets `row`, with what it had made before it lost another one."""
@@ -34,6 +37,8 @@ class RunningRows:
         self.outputs.open(row, request.saved)
         history = request.prompt.array, request.saved.token_ids
         self._sampler.set_row(row, request.sampling, request.seed, *history, request.guide)
+        if request.prompt_scores is not None and not request.prompt_scores.is_complete:
+            self._scoring[row] = request
 
     def leave(self, request: LiveRequest) -> None:
         """`request` gives its row up, if it has one, and keeps its outputs."""
@@ -44,8 +49,20 @@ class RunningRows:
         request.row = None
         self._requests[row] = None
         self._is_heard[row] = False
+        self._scoring.pop(row, None)
         self.outputs.close(row)
         self._sampler.clear_row(row)
+
+    def to_score(self, plan: Plan) -> PromptRows | None:
+        """The rows of a plan that score prompts."""
+        return PromptRows.of(plan, self._scoring) if self._scoring else None
+
+    def note_scores(self, scored: PromptRows) -> Iterator[tuple[LiveRequest, int]]:
+        """They went well. Yields (request, position) of those whose logits held no distribution."""
+        yield from scored.hand_out()
+        self._scoring = {
+            row: one for row, one in self._scoring.items() if one.prompt_scores and not one.prompt_scores.is_complete
+        }
 
     def take(self, rows: NDArray[np.int32], ids: NDArray[np.int64], now_ns: int) -> None:
         """One more output token, which counts now, for each of `rows` [K]: `ids` [K]. A row may stand there once only."""

@@ -10,6 +10,7 @@ nowhere else.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -35,6 +36,7 @@ from .live_request import Inbox, LiveRequest
 from .model_runs import InlineRuns, ModelRuns, ThreadRuns
 from .orders import Order, Orders
 from .output_rows import SavedOutputs
+from .prompt_scores import NoDistributionError, PromptRows, PromptScores
 from .report import StepTimes
 from .request import Prompt
 from .running_rows import RunningRows
@@ -131,7 +133,8 @@ class StepLoop:
                 min_tokens=sampling.min_tokens,
                 stop_token_ids=sampling.end_token_ids,
                 domain=wishes.tenant,
-                cache_salt=prompt.cache_salt,
+                # Rows that are to be scored have to be computed: what nobody has a key of is found by nobody.
+                cache_salt=prompt.cache_salt if sampling.num_prompt_logprobs is None else secrets.token_hex(16),
                 retention=prompt.retention,
                 priority=wishes.priority,
                 queue_deadline_us=wishes.due_us(wishes.queue_deadline_s, came_ns, now_ns),
@@ -142,6 +145,8 @@ class StepLoop:
             needs_text = is_streamed or bool(sampling.stop)
             seed = self._seeds.draw() if sampling.seed is None else sampling.seed
             family = Family() if sampling.n > 1 else None
+            num_best = sampling.num_prompt_logprobs
+            scores = None if num_best is None else PromptScores(prompt.array, num_best)
             for index in range(sampling.n):
                 member = self._requests[number + index] = LiveRequest(
                     id=number + index,
@@ -156,6 +161,7 @@ class StepLoop:
                     index=index,
                     family=family,
                     logprobs=None if sampling.num_logprobs is None else LogprobLog(sampling.num_logprobs),
+                    prompt_scores=scores,
                     tokenizer=self._tokenizer,
                     guide=None if job.grammar is None else job.grammar.guide(sampling.eos_token_ids),
                 )
@@ -312,12 +318,15 @@ class StepLoop:
         sequences = np.searchsorted(plan.query_starts[1:], plan.sample_rows, side="right")
         token_ids = None if before is None else filled(plan, before)
         rows, children = plan.seq_slots[sequences], children_of(plan, sequences)
-        run = self._runs.launch(lambda: self._forward(plan, token_ids))
-        self._under_way = UnderWay(plan, plan_ns, cpu_ns, rows, run, children)
+        scored = self._rows.to_score(plan)
+        run = self._runs.launch(lambda: self._forward(plan, token_ids, scored))
+        self._under_way = UnderWay(plan, plan_ns, cpu_ns, rows, run, children, scored)
         return self._under_way
 
-    def _forward(self, plan: Plan, token_ids: NDArray[np.int64] | None) -> torch.Tensor:
+    def _forward(self, plan: Plan, token_ids: NDArray[np.int64] | None, scored: PromptRows | None) -> torch.Tensor:
         with torch.inference_mode():
+            if scored is not None:
+                return self._runner.forward(plan, token_ids, scored)
             return self._runner.forward(plan) if token_ids is None else self._runner.forward(plan, token_ids)
 
     def _finish(self, step: UnderWay) -> None:
@@ -343,6 +352,8 @@ class StepLoop:
             # Logits that held no choice end their own request, and no other.
             for request in self._rows.live(rows[entry : entry + 1]):
                 self._end_with_error(request, failure)
+        if step.scored is not None:
+            self._note_scores(step.scored)
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._apply(ahead[0])
@@ -398,6 +409,12 @@ class StepLoop:
                 request = None if request.family is None else request.family.members[child]
             if request is not None and request.logprobs is not None:
                 request.logprobs.add(told, place)
+
+    def _note_scores(self, scored: PromptRows) -> None:
+        """Give each prompt its log probabilities; where one has none, its request ends."""
+        for request, position in self._rows.note_scores(scored):
+            if not request.is_ended:
+                self._end_with_error(request, NoDistributionError(position))
 
     def _part(
         self,

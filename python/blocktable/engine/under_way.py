@@ -15,13 +15,17 @@ from numpy.typing import NDArray
 from .._core import Plan, Scheduler
 from ..sampling.sampler import Sampled
 from .model_runs import Run
+from .prompt_scores import PromptRows
 
 
 class Forward(Protocol):
     """The part of `ModelRunner` that a step needs."""
 
-    def forward(self, plan: Plan, token_ids: NDArray[np.int64] | None = None, /) -> torch.Tensor:
-        """[K, vocab] logits of the plan's `sample_rows`; `token_ids` [T] if it does not know all of them."""
+    def forward(
+        self, plan: Plan, token_ids: NDArray[np.int64] | None = None, scored: PromptRows | None = None, /
+    ) -> torch.Tensor:
+        """[K, vocab] logits of the plan's `sample_rows`; `token_ids` [T] if it does not know all of them. `scored` is given
+        the logits of its rows."""
 
 
 class EventSink(Protocol):
@@ -46,6 +50,8 @@ class UnderWay:
     run: Run
     children: NDArray[np.int64] | None = None
     """[K] which answer of its request each entry is, if some row stands for several: the step ends the prompt of a family."""
+    scored: PromptRows | None = None
+    """The rows that score prompts, if there are any."""
 
 
 def children_of(plan: Plan, sequences: NDArray[np.intp]) -> NDArray[np.int64] | None:

@@ -21,7 +21,7 @@ from .decode_graphs import DecodeGraphs, Graphs
 from .forward_context import GroupStep, PagedForward
 from .kv_memory import KVMemory
 from .loader import LoadedModel
-from .packed_forward import PackedInputs, packed_logits
+from .packed_forward import PackedInputs, ScoredRows, packed_logits
 from .parcel import packed
 from .trace import takes
 
@@ -55,8 +55,9 @@ class ModelRunner:
             own = self._backend.for_graph
             self._graphs = DecodeGraphs(loaded, kv_memory, self._groups, own, graphs, keeps_rows=self._keeps_rows)
 
-    def forward(self, plan: Plan, token_ids: NDArray[np.int64] | None = None) -> Tensor:
-        """Logits [K, vocab] float32 of the plan's `sample_rows`, on the model's device; K = 0 gives [0, vocab].
+    def forward(self, plan: Plan, token_ids: NDArray[np.int64] | None = None, scored: ScoredRows | None = None) -> Tensor:
+        """Logits [K, vocab] float32 of the plan's `sample_rows`, on the model's device; K = 0 gives [0, vocab]. `scored` is
+        given those of its own rows.
 
         `token_ids` [T], the plan's own where it knows them; needed if `token_sources` says that it does not know all.
 
@@ -70,12 +71,13 @@ class ModelRunner:
         self._memory.copy_rows(plan.copies)
         shared = self._shared(plan)
         if self._graphs is not None:
-            if self._graphs.serves(plan) and not any(shared):
+            if scored is None and self._graphs.serves(plan) and not any(shared):
                 logits = self._graphs.forward(plan, token_ids)
                 if logits is not None:
                     return logits
             self._graphs.follow(plan)
-        return packed_logits(self._loaded.model, self._inputs(plan, token_ids, shared), keeps_rows=self._keeps_rows)
+        inputs = self._inputs(plan, token_ids, shared)
+        return packed_logits(self._loaded.model, inputs, keeps_rows=self._keeps_rows, scored=scored)
 
     def _inputs(self, plan: Plan, token_ids: NDArray[np.int64], shared: list[Shared | None]) -> PackedInputs:
         """The step on the model's device; only the columns that hold visible tokens are taken from the tables.

@@ -62,7 +62,6 @@ NOT_SERVED: dict[str, object] = {
     "length_penalty": 1.0,
     "logits_processors": None,
     "logprob_token_ids": None,
-    "prompt_logprobs": None,
     "repetition_detection": None,
     "spaces_between_special_tokens": True,
     "stream_interval": None,
@@ -132,6 +131,9 @@ class SamplingParams:
     logprobs: int | None
     """Log probabilities of each output token: its own, and those of so many best tokens (0 = its own alone); at most the
     engine's `max_logprobs`. They are the model's own, before temperature, penalties, biases and masks. None = none."""
+    prompt_logprobs: int | None
+    """The same of each token of the prompt but the first, as the model gives them for the tokens before it. Such a request
+    computes its whole prompt, and shares no cached block with any other."""
     include_stop_str_in_output: bool
     """The text keeps the stop string, or the text of the stop token, that ended it."""
     skip_special_tokens: bool
@@ -165,6 +167,7 @@ class SamplingParams:
         allowed_token_ids: Sequence[int] | None = None,
         bad_words: Sequence[str] | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         detokenize: bool = True,
@@ -194,9 +197,8 @@ class SamplingParams:
             "logit_bias": checks.biases("logit_bias", logit_bias, MAX_BIASES, MAX_BIAS),
             "allowed_token_ids": _allowed(allowed_token_ids),
             "bad_words": checks.texts("bad_words", bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH),
-            "logprobs": None
-            if logprobs is None
-            else checks.between("logprobs", checks.whole("logprobs", logprobs), 0, LOGPROBS_BOUND),
+            "logprobs": _num_logprobs("logprobs", logprobs),
+            "prompt_logprobs": _num_logprobs("prompt_logprobs", prompt_logprobs),
             "include_stop_str_in_output": checks.flag("include_stop_str_in_output", include_stop_str_in_output),
             "skip_special_tokens": checks.flag("skip_special_tokens", skip_special_tokens),
             "detokenize": checks.flag("detokenize", detokenize),
@@ -244,8 +246,9 @@ class SamplingParams:
         for place, token_id in self._named_ids():
             if token_id >= vocab_size:
                 raise InvalidInputError(place, token_id, f"must be 0..{vocab_size - 1}, the model's vocabulary")
-        if self.logprobs is not None and self.logprobs > max_logprobs:
-            raise InvalidInputError("logprobs", self.logprobs, f"must be 0..{max_logprobs}, this engine's max_logprobs")
+        for field, asked in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if asked is not None and asked > max_logprobs:
+                raise InvalidInputError(field, asked, f"must be 0..{max_logprobs}, this engine's max_logprobs")
         room = max(max_model_len - num_prompt_tokens, 1)
         max_tokens = room if self.max_tokens is None else min(self.max_tokens, room)
         # The model cannot produce an id outside its logits, so such an end token (a padded tokenizer's) never matters.
@@ -272,6 +275,7 @@ class SamplingParams:
             allowed_token_ids=self.allowed_token_ids,
             bad_words_token_ids=self._bad_words_token_ids(encode, vocab_size),
             num_logprobs=None if self.logprobs is None else min(self.logprobs, vocab_size),
+            num_prompt_logprobs=None if self.prompt_logprobs is None else min(self.prompt_logprobs, vocab_size),
         )
         _check_choice(resolved, vocab_size)
         return resolved
@@ -328,6 +332,8 @@ class ResolvedSampling:
     """None of them empty."""
     num_logprobs: int | None = None
     """At most the vocabulary's size."""
+    num_prompt_logprobs: int | None = None
+    """Likewise."""
 
     @property
     def has_penalties(self) -> bool:
@@ -389,6 +395,10 @@ def _seed(value: Any) -> int | None:
         return None
     seed = checks.between("seed", checks.whole("seed", value), -(2**63), 2**63 - 1)
     return None if seed == -1 else seed
+
+
+def _num_logprobs(field: str, value: Any) -> int | None:
+    return None if value is None else checks.between(field, checks.whole(field, value), 0, LOGPROBS_BOUND)
 
 
 def _allowed(value: Any) -> tuple[int, ...] | None:

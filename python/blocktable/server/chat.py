@@ -55,6 +55,7 @@ async def chat(serving: Serving, call: Call, ask: ChatRequest) -> ChatReply | As
         model=generation.model,
         choices=choices,
         usage=generation.usage,
+        prompt_logprobs=as_record((await generation.written_prompts())[0]),
     )
 
 

@@ -31,11 +31,12 @@ async def complete(serving: Serving, call: Call, ask: CompletionRequest) -> Comp
     if ask.stream:
         return CompletionEvents(generation, includes_usage=ask.includes_usage, write_now=call.write_now).stream()
     await generation.to_the_end()
+    n, scored = ask.n or 1, await generation.written_prompts()
     return CompletionReply(
         id=generation.id,
         created=generation.created,
         model=generation.model,
-        choices=[_choice(place, tally) for place, tally in enumerate(_told(generation, ask.n or 1))],
+        choices=[_choice(place, tally, scored[place // n]) for place, tally in enumerate(_told(generation, n))],
         usage=generation.usage,
     )
 
@@ -60,11 +61,12 @@ def _told(generation: Generation, n: int) -> list[Tally]:
     return [tally for own in each for tally in sorted(own, key=lambda one: -one.mean_logprob)[:n]]
 
 
-def _choice(place: int, tally: Tally) -> CompletionChoice:
+def _choice(place: int, tally: Tally, scored: bytes) -> CompletionChoice:
     return CompletionChoice(
         index=place,
         text=tally.text,
         logprobs=as_record(tally.logprobs),
         finish_reason=tally.finish_reason,
         stop_reason=tally.stop_reason,
+        prompt_logprobs=as_record(scored),
     )

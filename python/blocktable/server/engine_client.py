@@ -88,6 +88,15 @@ class PieceLogprobs(msgspec.Struct, array_like=True, gc=False):
     values: bytes  # [N, 1 + num_best] float32
 
 
+class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):
+    """Log probabilities of a prompt's tokens but the first, packed: see `TokenLogprobs`."""
+
+    num_best: int
+    ids: bytes  # [N, 1 + num_best] int32
+    values: bytes  # [N, 1 + num_best] float32
+    ranks: bytes  # [N] int32
+
+
 class Piece(msgspec.Struct, array_like=True, gc=False):
     """What is new in an answer since the piece before. What a slow reader missed is merged into one piece."""
 
@@ -104,6 +113,8 @@ class Piece(msgspec.Struct, array_like=True, gc=False):
     """On the last piece of a request."""
     logprobs: PieceLogprobs | None = None
     """If they were asked for."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """If they were asked for, on the first piece of the output that ends a request: it is not streamed."""
 
 
 AtOnce = Callable[[Piece], bool]
@@ -124,6 +135,10 @@ def pieces_of(output: RequestOutput) -> list[Piece]:
         if told is not None:
             piece.logprobs = PieceLogprobs(told.num_best, bytes(told.ids), bytes(told.values))
         pieces.append(piece)
+    scored = output.prompt_token_logprobs
+    if output.finished and scored is not None:
+        packed = (bytes(part) for part in (scored.ids, scored.values, scored.ranks))
+        pieces[0].prompt_logprobs = PromptLogprobs(scored.num_best, *packed)
     if output.finished and output.metrics is not None:
         pieces[-1].times = _times_of(output.metrics)
     return pieces

@@ -134,7 +134,7 @@ class Sender:
 
 def _split(numbers: list[int], pieces: list[Piece]) -> Iterator[Pieces]:
     """Records of these pieces, in their order: one, unless there are log probabilities among them."""
-    if not any(piece.logprobs is not None for piece in pieces):
+    if not any(piece.logprobs is not None or piece.prompt_logprobs is not None for piece in pieces):
         if pieces:
             yield Pieces(numbers, pieces)
         return
@@ -151,5 +151,7 @@ def _split(numbers: list[int], pieces: list[Piece]) -> Iterator[Pieces]:
 
 def _num_bytes(piece: Piece) -> int:
     """At most, but for a few."""
-    told = piece.logprobs
-    return 4 * len(piece.text) + 5 * len(piece.token_ids) + (0 if told is None else len(told.ids) + len(told.values))
+    size = 4 * len(piece.text) + 5 * len(piece.token_ids)
+    for told in (piece.logprobs, piece.prompt_logprobs):
+        size += 0 if told is None else len(told.ids) + len(told.values)
+    return size

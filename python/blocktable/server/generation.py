@@ -21,9 +21,9 @@ from ..errors import InvalidGrammarError, InvalidInputError, MissingExtraError
 from ..sampling.params import SamplingParams, child_seed
 from ..sampling.structured import TOGETHER
 from .answers import check_end, merged
-from .engine_client import AtOnce, EngineRequest, Piece, PieceLogprobs
+from .engine_client import AtOnce, EngineRequest, Piece, PieceLogprobs, PromptLogprobs
 from .errors import disagree, refused
-from .logprobs import NO_LOGPROBS, ChatWriter, CompletionWriter
+from .logprobs import NO_LOGPROBS, ChatWriter, CompletionWriter, write_prompt
 from .piece_stream import joined_logprobs
 from .protocol.generation import GenerationRequest
 from .protocol.usage import Usage
@@ -50,6 +50,8 @@ class Tally:
     is_over: bool = False
     logprobs: bytes = NO_LOGPROBS
     """Written, of an answer that is not streamed."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Of the first answer to a prompt, of its prompt, if they were asked for."""
     mean_logprob: float = -math.inf
     """Of the tokens of an answer that is not streamed, if log probabilities were asked for."""
 
@@ -60,6 +62,7 @@ class Tally:
             self.is_over = True
         self.texts.append(piece.text)
         self.num_tokens += len(piece.token_ids)
+        self.prompt_logprobs = piece.prompt_logprobs or self.prompt_logprobs
         self.num_cached_tokens = piece.num_cached_tokens or self.num_cached_tokens
         self.last = piece
 
@@ -164,6 +167,18 @@ class Generation:
             return NO_LOGPROBS
         return await self._reader.beside(len(told.ids) // BYTES_OF_A_CHARACTER, partial(writer.write, place, told))
 
+    async def written_prompts(self) -> list[bytes]:
+        """The log probabilities of each prompt's tokens as JSON; many are written beside the event loop."""
+        told = [tally.prompt_logprobs for tally in self.tallies[:: self.n]]
+        if not any(told):
+            return [NO_LOGPROBS] * len(told)
+        speller = await self._reader.speller()
+
+        def write() -> list[bytes]:
+            return [NO_LOGPROBS if one is None else write_prompt(speller, one) for one in told]
+
+        return await self._reader.beside(sum(len(one.ids) for one in told if one) // BYTES_OF_A_CHARACTER, write)
+
     @property
     def is_over(self) -> bool:
         """Every answer has had its end."""
@@ -186,6 +201,10 @@ def _mean_logprob(told: PieceLogprobs | None) -> float:
 def check_together(serving: Serving, ask: GenerationRequest, sampling: dict[str, Any]) -> None:
     """Refuse values that are wrong only together, before a prompt is read. Raises `ApiError`, or `InvalidInputError`."""
     most = serving.engine.info.max_logprobs
+    if ask.prompt_logprobs is not None and ask.prompt_logprobs > most:
+        raise refused("prompt_logprobs", f"must be 0..{most}, and is {ask.prompt_logprobs}")
+    if ask.prompt_logprobs is not None and ask.stream:
+        raise disagree("prompt_logprobs", "is not streamed")
     if ask.num_logprobs is not None and ask.num_logprobs > most:
         field = "top_logprobs" if "top_logprobs" in ask.__struct_fields__ else "logprobs"
         raise refused(field, f"must be 0..{most}, and is {ask.num_logprobs}")
@@ -220,7 +239,9 @@ def _as_said(error: InvalidInputError | MissingExtraError, shape_field: str) -> 
 
 def _part(sampling: dict[str, Any], first: int, count: int) -> dict[str, Any]:
     """Of the request for `count` answers from `first` on: the numbers that they draw are the same in whatever parts."""
-    own = {"n": count} if count > 1 else {}
+    own: dict[str, Any] = {"n": count} if count > 1 else {}
+    if "prompt_logprobs" in sampling and first:
+        own["prompt_logprobs"] = None  # the first part has them
     if "seed" in sampling and first:
         own["seed"] = child_seed(sampling["seed"], first)
     return sampling | own

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..engine.token_logprobs import TokenLogprobs
 from ..text.tokenizer import Tokenizer
-from .engine_client import PieceLogprobs
+from .engine_client import PieceLogprobs, PromptLogprobs
 
 NO_LOGPROBS = b"null"
 
@@ -36,6 +37,10 @@ class Speller:
             text, spelled = self._read(token_id)
             found = self._fields[token_id] = f'"token":{_json(text)},"bytes":{_json(list(spelled))}'
         return found
+
+    def text(self, token_id: int) -> str:
+        """A token's `token` alone, written."""
+        return self.fields(token_id).removeprefix('"token":').rpartition(',"bytes":')[0]
 
     def name(self, token_id: int) -> str:
         """A token as one text, written, which tells parts of characters apart."""
@@ -101,6 +106,19 @@ class CompletionWriter:
             return NO_LOGPROBS
         text = f'{{"tokens":[{",".join(tokens)}],"token_logprobs":[{",".join(own)}],'
         return (text + f'"top_logprobs":[{",".join(tops)}],"text_offset":[{",".join(begins)}]}}').encode()
+
+
+def write_prompt(speller: Speller, told: PromptLogprobs) -> bytes:
+    """`PromptLogprobs` of the protocol."""
+    scored = TokenLogprobs(told.num_best, bytearray(told.ids), bytearray(told.values), bytearray(told.ranks))
+    places = [b"null"]
+    for one in scored.by_token(None):
+        shown = [
+            f'"{token_id}":{{"logprob":{told.logprob!r},"rank":{told.rank},"decoded_token":{speller.text(token_id)}}}'
+            for token_id, told in one.items()
+        ]
+        places.append(f"{{{','.join(shown)}}}".encode())
+    return b"[%b]" % b",".join(places)
 
 
 class _Offsets:

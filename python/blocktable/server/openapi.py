@@ -94,7 +94,8 @@ def _schemas(operations: list[Operation], info: EngineInfo) -> dict[str, Any]:
         schemas[body]["properties"][field] = _one_kind(schemas[body]["properties"][field])
     for ids in _token_ids(schemas):
         ids["maximum"] = info.vocab_size - 1
-    for body, field in (("CompletionRequest", "logprobs"), ("ChatRequest", "top_logprobs")):
+    own = {"CompletionRequest": "logprobs", "ChatRequest": "top_logprobs"}
+    for body, field in (*own.items(), *((body, "prompt_logprobs") for body in own)):
         for number in _whole_numbers(schemas[body]["properties"][field]):
             number["maximum"] = info.max_logprobs
     for body in ("CompletionRequest", "ChatRequest"):

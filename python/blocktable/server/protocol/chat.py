@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from .generation import GENERATION_OFF, Count, GenerationRequest, NumLogprobs
-from .logprobs import ChatLogprobs
+from .logprobs import ChatLogprobs, PromptLogprobs
 from .not_served import NotServed, Off
 from .usage import Usage
 
@@ -214,3 +214,5 @@ class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
+    """If they were asked for and the prompt was computed."""

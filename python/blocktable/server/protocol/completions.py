@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from .generation import GENERATION_OFF, MAX_N, GenerationRequest, NumLogprobs, TokenId
-from .logprobs import CompletionLogprobs
+from .logprobs import CompletionLogprobs, PromptLogprobs
 from .not_served import NotServed, Off
 from .usage import Usage
 
@@ -55,6 +55,8 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None = None
     """The stop string, the stop token id, `deadline`, `capacity`, `grammar`; null for the model's own end, and for
     a text whose shape is complete."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Of the prompt of this answer, if they were asked for and it was computed."""
 
 
 class CompletionReply(msgspec.Struct, frozen=True, kw_only=True):

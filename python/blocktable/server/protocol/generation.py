@@ -70,13 +70,13 @@ SAMPLING = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "prompt_logprobs",
 )
 """Fields that go to `SamplingParams` as they are."""
 
 GENERATION_OFF: Off = {
     "length_penalty": (1.0,),
     "metadata": ({},),
-    "prompt_logprobs": (),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -122,6 +122,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """The only ones that may be chosen."""
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
     """Texts whose tokens do not come, neither as they stand here nor behind a space."""
+    prompt_logprobs: NumLogprobs | None = None
+    """Log probabilities of the tokens of the prompt but the first, and of so many best ones at each place. Not streamed; no
+    cached block is shared."""
     response_format: ResponseFormat | None = None
     """The shape of the text, as OpenAI says it."""
     structured_outputs: StructuredOutputs | None = None
@@ -139,7 +142,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     length_penalty: NotServed = None
     metadata: NotServed = None
-    prompt_logprobs: NotServed = None
     spaces_between_special_tokens: NotServed = None
     truncate_prompt_tokens: NotServed = None
     use_beam_search: NotServed = None

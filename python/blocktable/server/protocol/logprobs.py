@@ -45,6 +45,19 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one token at one place of a prompt, as vLLM has it."""
+
+    logprob: Number
+    rank: Annotated[int, Meta(ge=1)]
+    """How many tokens were at least as probable, itself among them."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt by token id, the token itself first; null for the first one, which nothing stands before."""
+
+
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Of every output token, as of chats. A token that is a part of a character reads `bytes:\\xf0\\x9f`."""
 
