@@ -90,16 +90,39 @@ class _LeftError(Exception):
 
 async def _while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Do `work`; cancel it when the client leaves. Whatever happens, it is over when this returns."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_left(receive))
+    watch = _Watch(receive)
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            await working
+        await work
+    except asyncio.CancelledError:
+        if not watch.take_back():
+            raise
     finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        await watch.end()
+
+
+class _Watch:
+    """Cancels the task that makes it when the client leaves."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._has_left = False
+        self._working = asyncio.current_task()
+        self._task = asyncio.ensure_future(self._watch(receive))
+
+    def take_back(self) -> bool:
+        """The task was cancelled: take back what was done here; whether that was all."""
+        return self._has_left and self._working is not None and self._working.uncancel() == 0
+
+    async def _watch(self, receive: Receive) -> None:
+        # It runs while the work waits, so that the work alone is cancelled by it.
+        await _left(receive)
+        self._has_left = True
+        if self._working is not None:
+            self._working.cancel()
+
+    async def end(self) -> None:
+        """Watch no more."""
+        self._task.cancel()
+        await asyncio.wait((self._task,))
 
 
 async def _left(receive: Receive) -> None:

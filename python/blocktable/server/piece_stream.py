@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from .engine_client import AtOnce, Piece, PieceLogprobs, passed_on
+from .engine_client import AtOnce, Piece, PieceLogprobs
 
 
 class PieceStream:
@@ -64,8 +64,11 @@ class PieceStream:
                 self._bell = None
 
     def _passes(self, piece: Piece) -> bool:
+        at_once = self._at_once
+        if at_once is None or piece.finish_reason is not None:
+            return False
         try:
-            return passed_on(piece, self._at_once)
+            return at_once(piece)
         except Exception:  # noqa: BLE001 - its reader meets it again, and it is that reader's alone
             return False
 
