@@ -120,6 +120,23 @@ def test_they_are_those_of_a_full_forward(way: str, depth: int, make_llm: MakeLL
     check_way(make_llm, way, depth)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("length", [15, 16, 17, 32, 33])
+def test_a_prompt_that_lies_in_the_cache_is_scored_as_a_whole(length: int, n: int, make_llm: MakeLLM) -> None:
+    """None, some or all of its blocks are there, and stay there for who does not ask."""
+    llm = make_llm(block_size=16, num_blocks=40)
+    prompt = given([list(range(7, 7 + length))])
+    params = [SamplingParams(n=n, seed=1, max_tokens=3, ignore_eos=True, prompt_logprobs=best) for best in (None, BEST)]
+    cold, asked, warm, again = (llm.generate(prompt, params[which])[0] for which in (0, 1, 0, 1))
+    for output in (asked, again):
+        check_prompt(output)
+        assert output.num_cached_tokens == 0
+        assert [one.token_ids for one in output.outputs] == [one.token_ids for one in cold.outputs]
+    assert warm.num_cached_tokens == length - 1
+    assert [one.token_ids for one in warm.outputs] == [one.token_ids for one in cold.outputs]
+    check_empty(llm)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architectures_head_is_its_own(name: str, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caps, scales and shares of logits are the model's own, also where its head runs by itself."""

@@ -39,6 +39,7 @@ class PromptScores:
         self.num_best = num_best
         self.targets = token_ids[1:]
         self._told = empty(np.arange(count), num_best)
+        self._told.values.fill(np.nan)  # what is not known is no number
         self._is_known = np.zeros(count, dtype=np.bool_)
         self.is_complete = count == 0
         """All are known."""
