@@ -27,7 +27,7 @@ from blocktable.testing import (
 from tests.faults.promises import is_panic
 from tests.property.broken_allocators import BROKEN, Crashes, HitsOneBlock, KeepsNames, LosesBlocks, WritesInPlace
 
-SCRIPTS = int(os.environ.get("BLOCKTABLE_CASES", "1000")) // 5
+SCRIPTS = int(os.environ.get("BLOCKTABLE_CASES", "500")) // 5
 MUST_HAPPEN = ("cached", "evicted", "refused", "fork", "truncate", "forget")
 PEER = os.environ.get("BLOCKTABLE_PEER_PYTHON")
 
