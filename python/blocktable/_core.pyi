@@ -365,10 +365,11 @@ class Scheduler:
         """End a request in whatever state it is, all its sequences; false if it has ended already or never was."""
 
     def end_sequence(self, sequence_id: int) -> bool:
-        """End one sequence of a request as aborted, the first one too; false as for `abort`."""
+        """End one sequence of a request as aborted, the first one too; false as for `abort`. Until the prompt is computed the
+        first one is the request."""
 
     def finish(self, request_id: int) -> bool:
-        """End a request as finished (a stop string was seen); false if it has ended already or never was."""
+        """End one sequence as finished (a stop string was seen): of several each by its own id. False as for `abort`."""
 
     def fork(
         self, request_id: int, *, max_tokens: int, min_tokens: int = 0, stop_token_ids: Sequence[int] = (), now_us: int = 0
@@ -464,8 +465,9 @@ class Scheduler:
     def start_recording(self, path: str) -> None:
         """Write everything that enters from now on to a new file that only its owner may read, for `blocktable replay`.
 
-        Only before anything was submitted or planned (`InvalidInputError`): a replay begins at the start. The file holds
-        prompts, salts and outputs. Raises `RecordingError` if the file cannot be made, or is there already."""
+        Only before anything was submitted or planned (`InvalidInputError`): a replay begins at the start. It takes the place of
+        a recording that was begun before, and a fork of this process writes nothing to it. The file holds prompts, salts and
+        outputs. Raises `RecordingError` if the file cannot be made, or is there already."""
 
     def keep_recording(self, num_bytes: int) -> None:
         """Keep the last `num_bytes` of everything that enters from now on, for `recorded`. Only at the start, as above."""

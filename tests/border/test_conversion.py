@@ -78,6 +78,8 @@ BAD_TOKENS = {
     "int16": np.array([1, 2], np.int16),
     "uint32": np.array([1, 2], np.uint32),
     "big-endian": np.array([1, 2], ">i4"),
+    "texts of three bytes in an array": np.array([b"one", b"two"]),
+    "items of twelve bytes in an array": np.array(["abc", "def"]),
     "complex": np.array([1j]),
     "two dimensions": np.ones((2, 2), np.int64),
     "no dimension": np.array(3, np.int64),
@@ -115,6 +117,8 @@ BAD_LIMITS = {
     "min_tokens": [-1, 2**40, 1.5, "3", True, 5],  # 5 is more than max_tokens
     "stop_token_ids": [[-1], [100], [2**40], [1.5], ["1"], 3],
     "now_us": [-1, 2**70],
+    "tenant": [5, b"a", "\ud800"],
+    "domain": [5, b"a", "\ud800"],
 }
 
 
@@ -145,6 +149,13 @@ def test_a_size_out_of_bounds_is_refused_by_name(make_scheduler, field, value):
         make_scheduler(**{field: value})
     assert caught.value.field == field
     assert caught.value.bound
+
+
+def test_block_tables_that_no_machine_holds_are_refused_before_memory_is_taken(make_scheduler):
+    huge = {"max_model_len": 2**27, "block_size": 1, "max_num_seqs": 1024, "max_num_batched_tokens": 1024}
+    with pytest.raises(InvalidInputError, match=r"at most 16, with 134217728 entries") as caught:
+        make_scheduler(**huge)
+    assert (caught.value.field, caught.value.value) == ("max_num_seqs", 1024)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,19 @@ def test_the_configuration_says_what_the_keys_depend_on(make_scheduler):
     assert scheduler.config["weights_version"] == "2"
 
 
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_rows_of_two_versions_are_told_with_and_without_a_prefix_cache(make_scheduler, answer, enable_prefix_caching):
+    scheduler = make_scheduler(enable_prefix_caching=enable_prefix_caching, max_num_seqs=1)
+    runs, waits = (scheduler.submit(TOKENS, max_tokens=4) for _ in range(2))
+    answer(scheduler, scheduler.plan(0))
+    assert scheduler.set_weights_version("2") == 1
+    assert (scheduler.is_mixed(runs), scheduler.is_mixed(waits)) == (True, False)
+    assert scheduler.set_weights_version("2") == 0
+    while (plan := scheduler.plan(0)).num_seqs:
+        answer(scheduler, plan)
+    scheduler.audit()
+
+
 def test_a_miss_says_why_and_is_counted(make_scheduler, answer):
     scheduler = make_scheduler(explain_misses=True)
 

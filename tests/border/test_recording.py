@@ -67,6 +67,30 @@ def test_another_process_replays_the_file(make_scheduler: MakeScheduler, answer:
     assert {line.split()[1] for line in describe(path)} == set(EVERY_METHOD.split())
 
 
+def test_a_fork_of_the_process_writes_nothing_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    code = f"""
+import os
+from blocktable import Scheduler
+
+scheduler = Scheduler(num_blocks=8, block_size=4, vocab_size=10, max_model_len=16)
+scheduler.start_recording({str(path)!r})
+scheduler.submit([1, 2, 3], max_tokens=2)
+child = os.fork()
+if child == 0:
+    scheduler.plan(0)
+    del scheduler
+    os._exit(0)
+os.waitpid(child, 0)
+scheduler.plan(0)
+print(scheduler.stop_recording())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "2\n", done.stderr
+    assert replayed(path).calls == 2
+    assert replayed(path).difference is None
+
+
 def test_a_ring_keeps_the_same_and_nothing_is_kept_without(make_scheduler: MakeScheduler, answer: Answer) -> None:
     scheduler = busy(make_scheduler, answer, lambda scheduler: scheduler.keep_recording(1 << 20))
     content = scheduler.recorded()
@@ -101,6 +125,23 @@ def test_what_cannot_be_recorded_or_replayed_is_refused(make_scheduler: MakeSche
     for content in (b"", b"BTRECORD", path.read_bytes()[:-1], bytes([*path.read_bytes()[:20], 9, *path.read_bytes()[21:]])):
         with pytest.raises(InvalidInputError):
             replay(content)
+
+
+def test_a_ring_for_which_there_is_no_memory_is_refused() -> None:
+    code = """
+import resource
+from blocktable import InvalidInputError, Scheduler
+
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+scheduler = Scheduler(num_blocks=8, block_size=4, vocab_size=10, max_model_len=16)
+try:
+    scheduler.keep_recording(2**32 - 1)
+except InvalidInputError as error:
+    print(error.field, error.value)
+print(scheduler.recorded())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["num_bytes", str(2**32 - 1), "None"], done.stderr
 
 
 @pytest.mark.mutant

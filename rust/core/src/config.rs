@@ -10,6 +10,9 @@ use crate::group::{self, GroupSpec};
 use crate::queue_rules::QueueRules;
 use crate::shares::{self, DomainShare};
 
+/// Entries of all block tables together: 8 GiB.
+const MAX_TABLE_ENTRIES: u64 = 1 << 31;
+
 /// What a scheduler is made with.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -55,8 +58,7 @@ pub struct Config {
     pub pin_budget: u32,
     /// Content of these tenants that others do not evict: see [`shares`](crate::shares).
     pub domain_shares: Vec<DomainShare>,
-    /// Whether the first rows of a full block are reused by copying them, and hits are compared token by token. Only with
-    /// one group, and without a window.
+    /// Whether the first rows of a full block are reused by copying them, and hits are compared token by token.
     pub enable_partial_hits: bool,
     /// Who goes first and how much may wait.
     pub queue: QueueRules,
@@ -118,8 +120,20 @@ impl Config {
         at_most("pin_budget", self.pin_budget, 0, self.num_blocks - 1)?;
         shares::check(&self.domain_shares, self.num_blocks - 1)?;
         group::check(&self.groups)?;
+        self.check_tables()?;
         self.queue.validate(self.num_blocks - 1)?;
         self.hasher().map(drop)
+    }
+
+    /// The block tables of all rows and groups are memory that is taken at once.
+    fn check_tables(&self) -> Result<()> {
+        let row = u64::from(self.max_blocks()) * self.groups.len() as u64;
+        let most = MAX_TABLE_ENTRIES / row;
+        if u64::from(self.rows()) <= most {
+            return Ok(());
+        }
+        let bound = format!("must be at most {most}, with {row} entries of the block tables for each");
+        Err(Error::InvalidInput { field: "max_num_seqs", value: i128::from(self.rows()), bound })
     }
 
     /// What makes the keys.

@@ -34,6 +34,8 @@ mutants! {
     KeyBeforeToken = "key_before_token",
     /// An abort of a request ends its first sequence alone.
     SiblingsOutlive = "siblings_outlive",
+    /// A fork of a sequence that is about to end with its request belongs to nobody.
+    ForkOutlivesFamily = "fork_outlives_family",
     /// Rows for the other sequences of a request that leaves are lost.
     SpareRowsLost = "spare_rows_lost",
     /// Other sequences get their first token from another row.

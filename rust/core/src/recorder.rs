@@ -155,10 +155,15 @@ impl Recorded {
     /// Keeps the last `most` bytes of everything from now on.
     ///
     /// # Errors
-    /// As [`Recorded::record_to`].
+    /// As [`Recorded::record_to`]; [`Error::InvalidInput`] for more memory than there is.
     pub fn record_in_ring(&mut self, most: usize) -> Result<()> {
         // All of it now: a step that is recorded allocates nothing.
-        self.start(Sink::Ring { bytes: VecDeque::with_capacity(most), most, dropped: 0, before: [0; 8] })
+        let mut bytes = VecDeque::new();
+        if bytes.try_reserve_exact(most).is_err() {
+            let bound = "must be bytes of memory that can be had".to_owned();
+            return Err(Error::InvalidInput { field: "num_bytes", value: most as i128, bound });
+        }
+        self.start(Sink::Ring { bytes, most, dropped: 0, before: [0; 8] })
     }
 
     fn start(&mut self, mut sink: Sink) -> Result<()> {

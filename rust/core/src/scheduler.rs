@@ -63,11 +63,11 @@ pub struct Scheduler {
     pub(crate) backlog: Backlog,
     pub(crate) drain: Drain,
     pub(crate) outlook: Outlook,
-    /// The waiting request for which others were preempted, and the blocks that are promised to it.
     /// With `no_evict`: some running request may have lost a block that it was promised.
     pub(crate) owes: bool,
     /// The waiting request for which room was made, while it is looked at.
     pub(crate) into_room: Option<usize>,
+    /// The waiting request for which others were preempted, and the blocks that are promised to it.
     pub(crate) made_room_for: Option<(RequestId, u32)>,
     /// Rows of the block tables that nobody has, the next one last.
     pub(crate) free_rows: Vec<Row>,
@@ -101,7 +101,7 @@ pub struct Scheduler {
     pub(crate) partial_rows: usize,
     /// Requests of several sequences, by the first: which of them live.
     pub(crate) families: BTreeMap<RequestId, Vec<RequestId>>,
-    /// Of those, the ones that end in the next plan, since one of them found no memory.
+    /// Those of them that end in the next plan, since one of their sequences found no memory.
     pub(crate) doomed: Vec<RequestId>,
     /// Seats of requests that have drafts for the next plan.
     pub(crate) proposed: Vec<usize>,

@@ -46,6 +46,9 @@ impl Scheduler {
     /// The sequence at `seat` was forked off one of a family, and belongs to it.
     pub(crate) fn join_family(&mut self, seat: usize) {
         let (id, family) = (self.request(seat).id(), self.request(seat).family);
+        if mutant::is_on(Mutant::ForkOutlivesFamily) && family.is_some_and(|first| self.doomed.contains(&first)) {
+            return;
+        }
         if let Some(members) = family.and_then(|first| self.families.get_mut(&first)) {
             members.push(id);
         }
@@ -55,11 +58,10 @@ impl Scheduler {
     pub(crate) fn leave_family(&mut self, first: RequestId, id: RequestId, end: End) {
         let Some(members) = self.families.get_mut(&first) else { return };
         members.retain(|&member| member != id);
-        if end == End::Capacity {
-            self.doomed.extend_from_slice(members);
-        }
         if members.is_empty() {
             self.families.remove(&first);
+        } else if end == End::Capacity {
+            self.doomed.push(first);
         }
     }
 
@@ -73,11 +75,13 @@ impl Scheduler {
         did_end
     }
 
-    /// Ends those of whom one found no memory.
+    /// Ends the requests of whose sequences one found no memory, with all that was forked from them since.
     pub(crate) fn end_doomed(&mut self) {
-        for id in std::mem::take(&mut self.doomed) {
-            self.leave_by_id(id, End::Capacity);
+        for first in std::mem::take(&mut self.doomed) {
+            self.end_family(first, End::Capacity);
         }
+        // Each of those that ended now has named its request again.
+        self.doomed.clear();
     }
 
     /// Whether there is a row for each sequence of the waiting request at `seat`.

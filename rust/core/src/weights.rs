@@ -25,10 +25,11 @@ impl Scheduler {
         let generation = self.hasher.generation;
         self.hasher = self.hasher.clone().with_weights(version)?;
         self.config.weights_version = version.to_vec();
-        if self.hasher.generation == generation || !self.config.enable_prefix_caching {
+        if self.hasher.generation == generation {
             return Ok(0);
         }
-        if !mutant::is_on(Mutant::WaitingKeepsOldKeys) {
+        let has_keys = self.config.enable_prefix_caching;
+        if has_keys && !mutant::is_on(Mutant::WaitingKeepsOldKeys) {
             for (_, seat) in self.waiting.seats().collect::<Vec<_>>() {
                 let request = self.seats[seat].as_mut().expect("a seat in use");
                 request.forget_keys();
@@ -40,8 +41,10 @@ impl Scheduler {
         for &seat in &self.running {
             let request = self.seats[seat].as_mut().expect("a seat in use");
             if request.computed() == 0 {
-                request.forget_keys();
-                request.extend_keys(&mut self.hasher, request.num_tokens());
+                if has_keys {
+                    request.forget_keys();
+                    request.extend_keys(&mut self.hasher, request.num_tokens());
+                }
                 continue;
             }
             request.look_closer();

@@ -112,7 +112,8 @@ pub fn with_ints<R>(object: &Bound<'_, PyAny>, read: impl FnOnce(Ints<'_>) -> R)
     let signed = matches!(letter, b"i" | b"l" | b"q")
         || (cfg!(target_endian = "little") && matches!(letter, b"<i" | b"<l" | b"<q"));
     let len = if view.itemsize > 0 { (view.len / view.itemsize) as usize } else { 0 };
-    let aligned = view.buf.align_offset(view.itemsize.max(1) as usize) == 0;
+    // Other items than integers may have any size.
+    let aligned = matches!(view.itemsize, 4 | 8) && view.buf.align_offset(view.itemsize as usize) == 0;
     let result = match view.itemsize {
         _ if !signed || view.ndim != 1 || !aligned => Err(NotInts::Shape),
         _ if len == 0 => Ok(read(Ints::Wide(&[]))),

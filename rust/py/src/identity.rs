@@ -92,7 +92,11 @@ pub fn domain_shares(object: &Bound<'_, PyAny>) -> PyResult<Vec<DomainShare>> {
 }
 
 fn text(field: &str, given: &Bound<'_, PyAny>) -> PyResult<Box<[u8]>> {
+    unicode(field, given).map(|text| text.as_bytes().into())
+}
+
+/// A text from outside.
+pub fn unicode<'a>(field: &str, given: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     let Ok(string) = given.cast::<PyString>() else { return Err(invalid(given.py(), field, given, "must be a text")) };
-    let Ok(text) = string.to_str() else { return Err(invalid(given.py(), field, "", "must be valid Unicode")) };
-    Ok(text.as_bytes().into())
+    string.to_str().map_err(|_| invalid(given.py(), field, "", "must be valid Unicode"))
 }

@@ -1,6 +1,7 @@
 //! Recordings at the border: files are opened here, since the core only writes to what it is given. Replays and reads bytes.
 
-use std::io::BufWriter;
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Result as IoResult, Write};
 use std::path::Path;
 
 use blocktable_core::recording::{Call, Recording};
@@ -14,13 +15,30 @@ use crate::error::{recording_failed, to_python};
 /// Bytes that are written at once.
 const BUFFER: usize = 1 << 16;
 
+/// A file to which only the process that made it writes: a fork of it has what was buffered, and the end of the file, too.
+pub struct OwnFile {
+    file: File,
+    process: u32,
+}
+
+impl Write for OwnFile {
+    fn write(&mut self, bytes: &[u8]) -> IoResult<usize> {
+        if self.process == std::process::id() { self.file.write(bytes) } else { Ok(bytes.len()) }
+    }
+
+    fn flush(&mut self) -> IoResult<()> {
+        self.file.flush()
+    }
+}
+
 /// Makes the file, which only its owner may read, and must not be there yet. Says why not.
-pub fn create(path: &Path) -> std::io::Result<BufWriter<std::fs::File>> {
-    let mut options = std::fs::OpenOptions::new();
+pub fn create(path: &Path) -> IoResult<BufWriter<OwnFile>> {
+    let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path).map(|file| BufWriter::with_capacity(BUFFER, file))
+    let own = |file| OwnFile { file, process: std::process::id() };
+    options.open(path).map(|file| BufWriter::with_capacity(BUFFER, own(file)))
 }
 
 /// Ends a recording; how many calls it has.

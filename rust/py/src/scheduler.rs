@@ -20,7 +20,7 @@ use crate::door::{Door, released};
 use crate::error::recording_failed;
 use crate::explain::explanation_of;
 use crate::hasher::algorithm;
-use crate::identity::{Said, domain_shares};
+use crate::identity::{Said, domain_shares, unicode};
 use crate::plan::{ArraySet, Commit, Plan, array};
 use crate::pool::{block_refs, free_queue, published_blocks};
 use crate::recording;
@@ -182,7 +182,7 @@ impl Scheduler {
         media: Option<&Bound<'_, PyAny>>,
         retention: Option<&Bound<'_, PyAny>>,
         priority: Option<&Bound<'_, PyAny>>,
-        tenant: Option<&str>,
+        tenant: Option<&Bound<'_, PyAny>>,
         queue_deadline_us: Option<&Bound<'_, PyAny>>,
         deadline_us: Option<&Bound<'_, PyAny>>,
         n: Option<&Bound<'_, PyAny>>,
@@ -193,10 +193,11 @@ impl Scheduler {
         let limits = limits(max_tokens, min_tokens, stop_token_ids)?;
         let ranges = retention.map_or(Ok(Vec::new()), token_ranges)?;
         let turn = turn(priority, deadline_us, queue_deadline_us)?;
+        let tenant = tenant.map(|given| unicode("tenant", given)).transpose()?;
         let prompt = self.hashed(py, tokens, Said { domain, public_tokens, adapter, cache_salt, media })?;
-        let said_domain = domain.map(|domain| domain.extract::<String>()).transpose()?;
+        let domain = domain.map(|given| unicode("domain", given)).transpose()?;
         let siblings = siblings(n)?;
-        let asked = Asked { tenant: tenant.or(said_domain.as_deref()).unwrap_or_default(), turn, siblings };
+        let asked = Asked { tenant: tenant.or(domain).unwrap_or_default(), turn, siblings };
         let submit = |state: &mut State| {
             let kept = Ranges::new(&ranges)?;
             let id = state.core.submit_as(prompt, limits, asked, now_us)?;

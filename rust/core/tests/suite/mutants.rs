@@ -76,6 +76,7 @@ rows! {
     key_before_token: KeyBeforeToken, ["A7"], a_block_fills_up_in_a_step_that_was_planned_ahead;
     fail_leaves_next: FailLeavesNext, ["exact"], a_step_fails_under_the_next_one;
     siblings_outlive: SiblingsOutlive, ["books"], sibling_checks::a_request_is_ended_as_one;
+    fork_outlives_family: ForkOutlivesFamily, ["siblings"], sibling_checks::a_fork_ends_with_its_request;
     spare_rows_lost: SpareRowsLost, ["A6"], sibling_checks::a_request_is_ended_as_one;
     siblings_of_other_row: SiblingsOfOtherRow, ["samples"], sibling_checks::the_prompt_is_computed_once_and_shared;
     debt_paid_over_quota: DebtPaidOverQuota, ["A2"], limits_of_the_queue::without_eviction_a_debt_waits_for_its_quota;

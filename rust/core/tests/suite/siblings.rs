@@ -18,6 +18,7 @@ checks! {
     the_prompt_is_computed_once_and_shared
     a_request_is_ended_as_one
     a_sequence_is_ended_alone
+    a_fork_ends_with_its_request
     a_row_is_kept_for_each
     too_many_are_refused
     the_same_prompt_comes_again

@@ -13,7 +13,7 @@ impl Driver {
     /// Other weights compute from the next plan on. Refused while a step is in flight.
     pub fn set_weights_version(&mut self, version: u8) -> Checked {
         let before = self.snapshot();
-        let is_new = self.config().weights_version != [version] && self.config().enable_prefix_caching;
+        let is_new = self.config().weights_version != [version];
         let result = self.scheduler.set_weights_version(&[version]);
         if let Some(step) = &self.step {
             let expected = Err(Error::StepInFlight { step: StepId(step.plan.step) });

@@ -88,6 +88,21 @@ pub fn a_sequence_is_ended_alone() -> Checked {
     Ok(())
 }
 
+/// Two sequences outgrow a pool of 7 blocks. The plan that finds no memory ends the first; who is forked from the second before the next
+/// plan ends there with it.
+pub fn a_fork_ends_with_its_request() -> Checked {
+    let mut driver = Driver::new(Config { num_blocks: 8, block_size: 2, ..config(4) });
+    let id = accepted(submit(&mut driver, 3, 30, 2)?)?;
+    while driver.clients[&id].end.is_none() {
+        driver.run_step()?;
+    }
+    let child = accepted(driver.fork(id + 1, Limits { max_tokens: 30, ..Limits::default() })?)?;
+    driver.plan()?;
+    let ends = [id, id + 1, child].map(|id| driver.clients[&id].end);
+    ensure(ends == [Some(End::Capacity as i64); 3], "siblings", || format!("they end as {ends:?}"))?;
+    driver.drain()
+}
+
 /// Five rows, requests of three and of three: the second waits until there are rows for all of its sequences.
 pub fn a_row_is_kept_for_each() -> Checked {
     let mut driver = Driver::new(Config { long_prefill_threshold: 5, ..config(5) });
