@@ -14,6 +14,7 @@ use crate::prefix_index::KeyState;
 use crate::reason::Reason;
 use crate::refusal::Granted;
 use crate::request::{End, Place};
+use crate::row_arrays::RowArrays;
 use crate::scheduler::Scheduler;
 
 /// Requests that are passed over in one plan because their prefix is in flight; those behind wait for the next plan.
@@ -39,20 +40,20 @@ enum Admission {
 
 impl Scheduler {
     /// Admits waiting requests, highest rank first, until rows, budget or blocks run out.
-    pub(crate) fn plan_waiting(&mut self, budget: &mut usize, now_us: u64) {
-        self.admit_up_to(usize::MAX, budget, now_us);
+    pub(crate) fn plan_waiting(&mut self, rows: &mut RowArrays<'_>, now_us: u64) {
+        self.admit_up_to(usize::MAX, rows, now_us);
     }
 
     /// Looks at the first waiting request alone.
-    pub(crate) fn plan_waiting_one(&mut self, budget: &mut usize, now_us: u64) {
-        self.admit_up_to(1, budget, now_us);
+    pub(crate) fn plan_waiting_one(&mut self, rows: &mut RowArrays<'_>, now_us: u64) {
+        self.admit_up_to(1, rows, now_us);
     }
 
-    fn admit_up_to(&mut self, mut left: usize, budget: &mut usize, now_us: u64) {
+    fn admit_up_to(&mut self, mut left: usize, rows: &mut RowArrays<'_>, now_us: u64) {
         let mut looked_at = 0;
         let mut yielding = None;
         let (mut do_yield, mut has_yielded) = (!mutant::is_on(Mutant::SoftQuotaIgnored), false);
-        while left > 0 && *budget > 0 && !self.free_rows.is_empty() && looked_at < MAX_PASSED && self.may_pass() {
+        while left > 0 && rows.budget > 0 && !self.free_rows.is_empty() && looked_at < MAX_PASSED && self.may_pass() {
             let Some(first) = self.waiting.first() else {
                 if do_yield && has_yielded && self.blocked.is_empty() && looked_at == 0 {
                     // Nobody else wants what is left.
@@ -70,12 +71,12 @@ impl Scheduler {
             }
             let Some(seat) = self.waiting.next() else { break };
             left -= 1;
-            match self.admit(seat, *budget, now_us) {
+            match self.admit(rows, seat, now_us) {
                 Admission::Admitted { chunk } => {
                     self.drain.admit(self.asks[seat].backlog);
                     self.stop_waiting(seat);
                     self.charge_admission(seat);
-                    *budget -= chunk;
+                    rows.budget -= chunk;
                     self.note_passed(seat);
                 }
                 Admission::PrefixInFlight => {
@@ -175,7 +176,7 @@ impl Scheduler {
         has_quota && self.need_from(seat, 0, 0) > self.room_of_tenant(&self.asks[seat])
     }
 
-    fn admit(&mut self, seat: usize, budget: usize, now_us: u64) -> Admission {
+    fn admit(&mut self, rows: &mut RowArrays<'_>, seat: usize, now_us: u64) -> Admission {
         if !self.has_rows_for(seat) {
             return Admission::NoRows;
         }
@@ -189,15 +190,21 @@ impl Scheduler {
             return Admission::Blocked { needed };
         }
         let beside = self.find_hits_and_part(seat);
-        self.admit_with(seat, beside, budget, now_us).unwrap_or_else(|| {
+        self.admit_with(rows, seat, beside, now_us).unwrap_or_else(|| {
             self.find_hits(seat);
             let no_part = Some(Beside { part: None });
-            self.admit_with(seat, no_part, budget, now_us).expect("nothing less can be asked for")
+            self.admit_with(rows, seat, no_part, now_us).expect("nothing less can be asked for")
         })
     }
 
     /// Admits the request with the hit that was just found, and what it does beside; none if it does not fit with a part of a block.
-    fn admit_with(&mut self, seat: usize, beside: Option<Beside>, budget: usize, now_us: u64) -> Option<Admission> {
+    fn admit_with(
+        &mut self,
+        arrays: &mut RowArrays<'_>,
+        seat: usize,
+        beside: Option<Beside>,
+        now_us: u64,
+    ) -> Option<Admission> {
         let part = beside.and_then(|beside| beside.part);
         let size = self.block_size;
         let (known, prompt_len) = (self.request(seat).num_tokens(), self.request(seat).prompt_len);
@@ -255,9 +262,9 @@ impl Scheduler {
             }
         };
         start += rows;
-        let mut chunk = (known - start).min(budget);
+        let mut chunk = (known - start).min(arrays.budget);
         if mutant::is_on(Mutant::BudgetBeforeHit) {
-            chunk = known.min(budget).saturating_sub(start).max(1);
+            chunk = known.min(arrays.budget).saturating_sub(start).max(1);
         }
         if self.config.long_prefill_threshold > 0 {
             chunk = chunk.min(self.config.long_prefill_threshold as usize);
@@ -284,7 +291,7 @@ impl Scheduler {
         }
         self.note_change(seat, 0);
         if chunk > 0 {
-            self.schedule(seat, chunk, self.hit.confirmed()..hits);
+            self.schedule(arrays, seat, chunk, self.hit.confirmed()..hits);
         }
         Some(Admission::Admitted { chunk })
     }

@@ -250,6 +250,14 @@ impl BlockPool {
     /// # Errors
     /// [`Error::OutOfBlocks`] if fewer are free; nothing is taken then.
     pub fn take(&mut self, table: &mut BlockTable, count: u32) -> Result<()> {
+        self.take_run(table, count).map(|_lost| ())
+    }
+
+    /// The same; which of the first 64 lost published content, a bit for each. With shares it is one bit for all.
+    ///
+    /// # Errors
+    /// As [`BlockPool::take`].
+    pub(crate) fn take_run(&mut self, table: &mut BlockTable, count: u32) -> Result<u64> {
         let start = table.blocks.len();
         let (needed, free) = (count, self.queue.len());
         let count = if mutant::is_on(Mutant::PartialTake) { needed.min(free) } else { needed };
@@ -258,23 +266,26 @@ impl BlockPool {
         }
         self.must_be_granted_blocks(count);
         table.blocks.resize(start + count as usize, BlockId::NULL);
-        let out = &mut table.blocks[start..];
+        let (out, before) = (&mut table.blocks[start..], self.evictions);
         let taken = if self.shares().is_some() { self.take_by_share(out) } else { self.queue.take(out) };
         if let Err(error) = taken {
             table.blocks.truncate(start);
             return Err(error);
         }
-        self.evict(&table.blocks[start..]);
-        if count < needed { Err(Error::OutOfBlocks { needed, free }) } else { Ok(()) }
+        let lost = self.evict(&table.blocks[start..]) | u64::from(self.shares().is_some() && self.evictions > before);
+        if count < needed { Err(Error::OutOfBlocks { needed, free }) } else { Ok(lost) }
     }
 
-    /// Blocks were handed out: what was in them is forgotten.
-    fn evict(&mut self, blocks: &[BlockId]) {
-        for &block in blocks {
+    /// Blocks were handed out: what was in them is forgotten. Which of the first 64 lost published content, a bit for each.
+    fn evict(&mut self, blocks: &[BlockId]) -> u64 {
+        let mut lost = 0;
+        for (at, &block) in blocks.iter().enumerate() {
             if !mutant::is_on(Mutant::KeepKeyOnReuse) && self.forget(block) {
                 self.evictions += 1;
+                lost |= 1_u64.checked_shl(at as u32).unwrap_or_default();
             }
         }
+        lost
     }
 
     /// Appends a block that holds wanted content to `table`: one holder more. A free one leaves the queue, a parked one its list.

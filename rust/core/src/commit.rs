@@ -314,36 +314,6 @@ impl Scheduler {
         request.push(token)
     }
 
-    /// Commits the entries of step `step` from `at` on, as long as each is a row of a decode, from the requests' own lines unless it
-    /// completes a block. `tokens` begins with the token of the first; where it ends, so does this. How many; and, if the last of them
-    /// ended its request, its seat and how it ended.
-    fn commit_decodes(&mut self, step: u64, at: usize, tokens: &[i64]) -> (usize, Option<(usize, End)>) {
-        if mutant::is_on(Mutant::WastedTokenShown) || mutant::is_on(Mutant::CountOneTooMany) {
-            return (0, None);
-        }
-        let mut count = 0;
-        let flight = self.flight.of(step);
-        for (entry, &token) in flight.entries[at..].iter().zip(tokens) {
-            let Some(request) = self.seats[entry.seat()].as_mut() else { break };
-            if !entry.is_plain_decode() || request.is_watched() || request.epoch != entry.epoch {
-                break;
-            }
-            if let Some(filled) = entry.filled() {
-                if self.seen.is_some() {
-                    break;
-                }
-                self.pool.publish(flight.pending[filled]).expect("a block of this pool");
-                request.published = self.block_size.full_blocks(entry.start() + 1);
-            }
-            request.land_decode();
-            count += 1;
-            if let Some(end) = request.push_unwatched(token as TokenId) {
-                return (count, Some((entry.seat(), end)));
-            }
-        }
-        (count, None)
-    }
-
     pub(crate) fn commit_end(&mut self, seat: usize, end: End, committed: &mut Committed) {
         committed.ended.push([self.request(seat).id().0 as i64, end as i64]);
         if self.request(seat).in_flight().0 > 0 {

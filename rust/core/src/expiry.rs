@@ -5,8 +5,8 @@
 
 use std::hint::black_box;
 
+use crate::decodes::READ_AHEAD;
 use crate::mutant::{self, Mutant};
-use crate::planning::READ_AHEAD;
 use crate::rank::Ask;
 use crate::request::End;
 use crate::scheduler::Scheduler;

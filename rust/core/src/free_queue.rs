@@ -168,6 +168,12 @@ impl FreeQueue {
         }
     }
 
+    /// Reads the state of `block`, and makes something of it. For [`BlockPool`](crate::block_pool::BlockPool) to read ahead.
+    pub(crate) fn glance(&self, block: BlockId) -> u32 {
+        // Relaxed: nothing follows from it.
+        low(self.nodes.state(block.get()).load(Ordering::Relaxed))
+    }
+
     /// Bytes that the queue keeps for each block.
     #[must_use]
     pub const fn bytes_per_block() -> usize {

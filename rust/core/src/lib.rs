@@ -68,6 +68,7 @@ mod cache_follower;
 mod charges;
 mod commit;
 mod copy_on_write;
+mod decodes;
 mod drain;
 mod ending;
 mod expiry;

@@ -246,6 +246,12 @@ mutants! {
     IgnorePromises = "ignore_promises",
     /// A decode that has filled its block takes one that is promised to another.
     DecodeTakesPromised = "decode_takes_promised",
+    /// Decodes begin their blocks all at once where only promised blocks are free.
+    PlentyForgetsPromises = "plenty_forgets_promises",
+    /// Of decodes that begin their blocks at once only the first is told to the model.
+    RunTellsFirst = "run_tells_first",
+    /// The name of a block that a decode has filled goes to the block before it.
+    NameOfBlockBefore = "name_of_block_before",
     /// A growth that fails half way keeps what it took.
     PartialTake = "partial_take",
     /// The prefix index goes on naming a block whose content was forgotten.

@@ -8,7 +8,6 @@
 use std::ops::Range;
 
 use crate::config::Config;
-use crate::row_arrays::RowArrays;
 
 /// Places of the arrays in the staging buffer. 64-bit arrays are counted in words, 32-bit arrays in half words.
 #[derive(Clone, Debug)]
@@ -133,10 +132,9 @@ pub struct Sizes {
     pub admitted: usize,
 }
 
-/// A plan while it is made. Its memory is kept from step to step, so that a steady step allocates nothing.
+/// What a plan tells beside its rows, while it is made. Its memory is kept from step to step, so that a steady step allocates nothing.
 #[derive(Debug, Default)]
 pub struct Draft {
-    pub(crate) rows: RowArrays,
     pub(crate) dirty: Vec<[i32; 4]>,
     pub(crate) dirty_ids: Vec<i32>,
     /// Group, source block, target block, rows.
@@ -152,7 +150,6 @@ impl Draft {
     pub fn new(config: &Config) -> Self {
         let rows = config.rows() as usize;
         Draft {
-            rows: RowArrays::new(config),
             dirty: Vec::with_capacity(rows),
             dirty_ids: Vec::with_capacity(rows),
             copies: Vec::with_capacity(rows),
@@ -164,7 +161,6 @@ impl Draft {
 
     /// Empties every list.
     pub(crate) fn clear(&mut self) {
-        self.rows.clear();
         self.dirty.clear();
         self.dirty_ids.clear();
         self.copies.clear();
@@ -173,8 +169,8 @@ impl Draft {
         self.ended.clear();
     }
 
-    /// Copies the lists to their places; returns how much of each place is filled.
-    pub(crate) fn write(&self, step: u64, layout: &Layout, staging: &mut [i64]) -> Sizes {
+    /// Copies the lists to their places beside the rows, of which there are as many as `sizes` says, and adds their own sizes.
+    pub(crate) fn write(&self, sizes: Sizes, layout: &Layout, staging: &mut [i64]) -> Sizes {
         let halves: &mut [i32] = bytemuck::cast_slice_mut(staging);
         put(halves, &layout.dirty, self.dirty.as_flattened());
         put(halves, &layout.dirty_ids, &self.dirty_ids);
@@ -182,18 +178,14 @@ impl Draft {
         put(staging, &layout.preempted, self.preempted.as_flattened());
         put(staging, &layout.admitted, self.admitted.as_flattened());
         put(staging, &layout.ended, self.ended.as_flattened());
-        self.rows.write(layout, staging);
         Sizes {
-            step,
-            seqs: self.rows.num_seqs(),
-            tokens: self.rows.num_tokens(),
-            samples: self.rows.num_samples(),
             dirty: self.dirty.len(),
             dirty_ids: self.dirty_ids.len(),
             copies: self.copies.len(),
             ended: self.ended.len(),
             preempted: self.preempted.len(),
             admitted: self.admitted.len(),
+            ..sizes
         }
     }
 

@@ -4,8 +4,10 @@
 //! There are never more rows than tokens in the budget, so every decode moves in every step, and so does the first prefill.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use crate::beside;
+use crate::decodes::READ_AHEAD;
 use crate::error::{Error, Result};
 use crate::events::Content;
 use crate::flight::Entry;
@@ -14,14 +16,12 @@ use crate::plan::{PlanMemory, Sizes, TableShape};
 use crate::preemption::Growth;
 use crate::reason::Reason;
 use crate::request::{End, Place, Request};
+use crate::row_arrays::RowArrays;
 use crate::scheduler::Scheduler;
 
-/// Requests of which is read ahead at a time: so many reads wait for memory together, and what they brought is still in the nearest cache
-/// when it is used.
-pub(crate) const READ_AHEAD: usize = 32;
-
 impl Scheduler {
-    /// Chooses the next step and writes it to `memory`, which must be the one that the last plan did not use.
+    /// Chooses the next step and writes it to `memory`, which must be the one that the last plan did not use. What an error leaves there means
+    /// nothing.
     ///
     /// # Errors
     /// [`Error::StepInFlight`] if `overlap_depth` plans were made since the oldest step in flight, it included; [`Error::Stalled`] if runnable work cannot move although nothing is in flight. A request for which a step
@@ -42,7 +42,8 @@ impl Scheduler {
         self.frontier.clear();
         self.idle_sharers.clear();
         self.refused = None;
-        let mut budget = self.config.max_num_batched_tokens as usize;
+        let layout = Arc::clone(&self.layout);
+        let rows = &mut RowArrays::new(&layout, memory.staging, self.config.max_num_batched_tokens as usize);
         let ended_before = self.ended.len();
         let wasted_before = self.counters.wasted_rows_sum;
         let preemptions_before = self.counters.preemptions;
@@ -58,20 +59,20 @@ impl Scheduler {
         let made_room = self.counters.preemptions > preemptions_before;
         std::mem::swap(&mut self.takers, &mut self.crossing);
         self.crossing.clear();
-        self.num_begun = 0;
-        self.plan_running(&mut budget);
+        self.begin_blocks();
+        self.plan_running(rows);
         let has_preempted = self.counters.preemptions > preemptions_before;
         if made_room && self.refused.is_none() {
-            self.admit_into_room(&mut budget, now_us);
+            self.admit_into_room(rows, now_us);
         }
         if (!has_preempted || mutant::is_on(Mutant::AdmitAfterPreempt)) && self.refused.is_none() {
             self.into_room = self.take_room();
-            self.plan_waiting(&mut budget, now_us);
+            self.plan_waiting(rows, now_us);
         } else if let Some(first) = self.waiting.first() {
             let reason = if has_preempted { Reason::AfterPreemption {} } else { Reason::StepRefused {} };
             self.note_wait(first, reason);
         }
-        self.plan_drafts(&mut budget);
+        self.plan_drafts(rows);
         let freed = has_preempted || self.ended.len() > ended_before || self.end_deadlock() || self.end_securing();
         if let Err(error) = self.check_progress(freed) {
             self.counters.wasted_rows_sum = wasted_before;
@@ -82,7 +83,8 @@ impl Scheduler {
         self.drain.end(now_us, self.waiting.len() > 0);
         self.clear_up();
         self.steps += 1;
-        if !self.take_off() && !mutant::is_on(Mutant::RowsOfNoStepWasted) {
+        let sizes = rows.sizes(self.steps);
+        if !self.take_off(&sizes) && !mutant::is_on(Mutant::RowsOfNoStepWasted) {
             // Nobody waits for rows in a step that there is not.
             self.counters.wasted_rows_sum = wasted_before;
         }
@@ -91,12 +93,18 @@ impl Scheduler {
         self.draft.ended.extend(self.ended.drain(..told));
         self.ended_with_row = 0;
         self.draft.apply_to_tables(shape, memory.tables);
-        Ok(self.draft.write(self.steps, &self.layout, memory.staging))
+        Ok(self.draft.write(sizes, &layout, memory.staging))
     }
 
     /// Adds `chunk` rows of the request at `seat` to the plan. Its table has blocks for them.
     /// `shared`: table entries that were pending when they were hit.
-    pub(crate) fn schedule(&mut self, seat: usize, chunk: usize, shared: std::ops::Range<usize>) {
+    pub(crate) fn schedule(
+        &mut self,
+        arrays: &mut RowArrays<'_>,
+        seat: usize,
+        chunk: usize,
+        shared: std::ops::Range<usize>,
+    ) {
         let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let Place::Running(row) = request.place else { unreachable!("only running requests are scheduled") };
@@ -105,7 +113,7 @@ impl Scheduler {
         let samples = end == request.num_tokens_to_come();
         // With a token on its way, the step in flight brings theirs too.
         let siblings = if samples && source < 0 { request.siblings } else { 0 };
-        let rows = self.draft.rows.more(1, chunk, usize::from(samples) + siblings as usize);
+        let rows = arrays.more(1, chunk, usize::from(samples) + siblings as usize);
         let tokens = rows.first_token + chunk;
         rows.seq_slots[0] = row.index() as i32;
         rows.seq_lens[0] = end as i32;
@@ -124,7 +132,7 @@ impl Scheduler {
             rows.token_ids.iter_mut().zip(known).for_each(|(to, &token)| *to = token as i32);
             rows.token_sources.fill(-1);
         }
-        self.draft.rows.put(request, start..end, size);
+        arrays.put(request, start..end, size);
         let step = self.steps + 1;
         let flight = self.flight.of_mut(step);
         let entry = flight.entries.len();
@@ -153,81 +161,6 @@ impl Scheduler {
         self.name_completed(seat, start, end);
     }
 
-    /// Adds the running requests from position `at` on, as long as each decodes in a block of its own, or takes a free one, and there
-    /// is budget: one token for each, from one cache line of each. The position of the first that needs a closer look.
-    fn schedule_decodes(&mut self, at: usize, budget: &mut usize) -> usize {
-        let (step, has_keys, size) = (self.steps + 1, self.config.enable_prefix_caching, self.block_size);
-        let most = (self.running.len() - at).min(*budget);
-        // Out of the way of who takes a block, which touches none of them.
-        let running = std::mem::take(&mut self.running);
-        let mut arrays = std::mem::take(&mut self.draft.rows);
-        let mut entries = std::mem::take(&mut self.flight.of_mut(step).entries);
-        let mut rows = arrays.more(most, most, most);
-        let seats = &running[at..][..most];
-        let mut wasted = 0;
-        let mut count = 0;
-        while count < most {
-            let seat = seats[count];
-            let Some(request) = self.seats[seat].as_mut() else { break };
-            let Some(next) = request.next_row(size) else {
-                if request.has_filled_block() {
-                    self.read_to_begin();
-                    if self.begin_block(seat) {
-                        continue;
-                    }
-                }
-                break;
-            };
-            request.fly(step, entries.len(), 1, Some(rows.first_sample + count));
-            rows.seq_slots[count] = next.row.index() as i32;
-            rows.token_ids[count] = next.token as i32;
-            rows.token_sources[count] = next.source;
-            rows.positions[count] = next.position as i32;
-            rows.slots[count] = next.slot;
-            rows.sample_requests[count] = next.id.0 as i64;
-            entries.push(Entry::decode(seat, next.epoch, next.position));
-            wasted += next.room;
-            count += 1;
-            if next.room > 0 {
-                continue;
-            }
-            self.crossing.push(seat);
-            if !has_keys {
-                continue;
-            }
-            if next.source < 0 || mutant::is_on(Mutant::KeyBeforeToken) {
-                self.filled.push(seat);
-            } else {
-                // The commit that brings the token names the block that it completes.
-                request.watch();
-            }
-        }
-        rows.follow_positions(count);
-        arrays.give_back(most - count);
-        self.draft.rows = arrays;
-        self.running = running;
-        self.flight.of_mut(step).entries = entries;
-        self.counters.wasted_rows_sum += wasted as u64;
-        *budget -= count;
-        at + count
-    }
-
-    /// A decode is about to begin a block: reads what it and those behind it need, so many at a time that it all stays near until then.
-    fn read_to_begin(&mut self) {
-        if self.num_begun.is_multiple_of(READ_AHEAD) {
-            // Who takes content away from the pool is told so.
-            let is_told = self.pool.evictions() > 0;
-            let end = |&seat: &usize| {
-                let last = if is_told { self.timelines.ring(seat).last() } else { None };
-                let table = self.seats[seat].as_ref().map_or(0, Request::glance_at_table);
-                table ^ self.asks[seat].tenant ^ last.map_or(0, |record| record.times)
-            };
-            let takers = self.takers.iter().skip(self.num_begun).take(READ_AHEAD);
-            self.pool.read_to_take(takers.map(end));
-        }
-        self.num_begun += 1;
-    }
-
     /// Names the blocks that decodes have filled since this was called last. Whoever looks at names calls it before.
     pub(crate) fn name_filled(&mut self) {
         let mut filled = std::mem::take(&mut self.filled);
@@ -251,18 +184,35 @@ impl Scheduler {
         let name = |&seat: &usize| {
             let request = self.request(seat);
             let at = self.block_size.full_blocks(request.next()) - 1;
-            request.keys.get(at).map(|key| (request.table.blocks()[at], key))
+            request.keys.get(at).map(|key| (request.foreseen_block(), key))
         };
         self.pool.read_to_name(filled.iter().filter_map(name));
+        let is_told = self.pool.has_ledger() || self.config.event_buffer_size > 0;
+        let is_bare = self.groups.len() == 1 && !is_told && !mutant::is_on(Mutant::PublishAtPlan);
         for &seat in filled {
             let (request, end) = (self.request(seat), self.request(seat).next());
             if mutant::is_on(Mutant::KeyBeforeToken) {
                 self.name_completed(seat, end - 1, end);
             } else if !request.is_mixed {
                 let full = self.block_size.full_blocks(end);
-                self.name_blocks(seat, full - 1..full);
+                if is_bare { self.name_block(seat, full - 1) } else { self.name_blocks(seat, full - 1..full) }
             }
         }
+    }
+
+    /// The same as [`Scheduler::name_blocks`] for block `number` of a decode that has filled it, of which nothing but its name is kept.
+    fn name_block(&mut self, seat: usize, number: usize) {
+        let request = self.seats[seat].as_ref().expect("a seat in use");
+        let mut block = request.foreseen_block();
+        if mutant::is_on(Mutant::NameOfBlockBefore) {
+            block = request.table.blocks()[number.saturating_sub(1)];
+        }
+        self.pool.make_pending(block, request.keys[number]).expect("a block of this pool");
+        let (step, entry) = (request.planned_in, request.entry as usize);
+        let flight = self.flight.of_mut(step);
+        let at = flight.pending.len();
+        flight.pending.push(block);
+        flight.fill(entry, at..at + 1);
     }
 
     /// Makes the keys of the blocks that rows `start..end` complete, and notes the block that comes next.
@@ -344,19 +294,19 @@ impl Scheduler {
         }
     }
 
-    fn plan_running(&mut self, budget: &mut usize) {
+    fn plan_running(&mut self, rows: &mut RowArrays<'_>) {
         let mut decodes_behind = None;
         let mut at = 0;
         loop {
             // Behind the last one only under a planted fault.
             let first = at.min(self.running.len());
-            at = self.schedule_decodes(first, budget);
+            at = self.schedule_decodes(first, rows);
             decodes_behind = decodes_behind.map(|behind: usize| behind - (at - first));
             let Some(&seat) = self.running.get(at) else {
                 self.name_filled();
                 return;
             };
-            let chunk = self.chunk_at(at, *budget, &mut decodes_behind);
+            let chunk = self.chunk_at(at, rows.budget, &mut decodes_behind);
             if chunk == 0 {
                 let budget = self.config.max_num_batched_tokens;
                 self.note_wait(seat, self.drafts_in_flight(seat).unwrap_or(Reason::NoBudget { budget }));
@@ -365,12 +315,12 @@ impl Scheduler {
                 continue;
             }
             if self.request(seat).looks_again()
-                && let Some(used) = self.look_again(seat, chunk)
+                && let Some(used) = self.look_again(rows, seat, chunk)
             {
                 if used == 0 {
                     self.count_idle_rows(seat);
                 }
-                *budget -= used;
+                rows.budget -= used;
                 at += 1;
                 continue;
             }
@@ -382,9 +332,9 @@ impl Scheduler {
                 Growth::Fits => {
                     self.name_filled();
                     if self.request(seat).drafts.is_empty() || !self.put_off(seat) {
-                        self.schedule(seat, chunk, 0..0);
+                        self.schedule(rows, seat, chunk, 0..0);
                     }
-                    *budget -= chunk;
+                    rows.budget -= chunk;
                     // Victims rank below, so positions up to here stay; but for one planted fault.
                     at = if mutant::is_on(Mutant::PreemptEqual) { self.rank_in_running(seat) } else { at };
                     at += 1;
@@ -491,16 +441,16 @@ impl Scheduler {
     }
 
     /// The plan is made: it is in flight if there is anything to run; whether there is.
-    fn take_off(&mut self) -> bool {
+    fn take_off(&mut self, sizes: &Sizes) -> bool {
         let flight = self.flight.of_mut(self.steps);
         if flight.entries.is_empty() {
             return false;
         }
-        flight.samples = self.draft.rows.num_samples();
+        flight.samples = sizes.samples;
         self.count_idle_sharers();
         let held = u64::from(self.pool.num_held());
         self.counters.steps += 1;
-        self.counters.scheduled_tokens += self.draft.rows.num_tokens() as u64;
+        self.counters.scheduled_tokens += sizes.tokens as u64;
         self.counters.taken_rows_sum += held * u64::from(self.config.block_size);
         self.counters.peak_blocks = self.counters.peak_blocks.max(held);
         true

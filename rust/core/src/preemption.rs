@@ -10,7 +10,6 @@ use crate::error::Error;
 use crate::ids::Key;
 use crate::mutant::{self, Mutant};
 use crate::reason::{Reason, saturated};
-use crate::refusal::Granted;
 use crate::request::Place;
 use crate::scheduler::Scheduler;
 
@@ -107,26 +106,6 @@ impl Scheduler {
             needed = missing_in_all + self.copies_due(seat);
         }
         Growth::Fits
-    }
-
-    /// Gives the running request at `seat`, a decode that has filled its last block, the next one, as [`Scheduler::grow`] does where a
-    /// block is free for it: then nothing can be refused, and nobody loses anything. False if there is none, and nothing changed.
-    pub(crate) fn begin_block(&mut self, seat: usize) -> bool {
-        let request = self.request(seat);
-        let (held, own) = (request.table.len(), request.promised.min(1));
-        let is_free = self.pool.num_free() > self.promised || mutant::is_on(Mutant::DecodeTakesPromised);
-        let has_room = 1 - own <= self.room_of_tenant(&self.asks[seat]) || mutant::is_on(Mutant::QuotaExceeded);
-        if !is_free || !has_room {
-            return false;
-        }
-        let granted = Granted::begin();
-        granted.take(u32::from(!mutant::is_on(Mutant::AskForgetsBlock)));
-        self.take_blocks(seat, 1, own);
-        self.note_change(seat, held);
-        self.hold_more(seat, 1, own);
-        let (request, size) = (self.seats[seat].as_mut().expect("a seat in use"), self.block_size);
-        request.foresee(request.next(), size);
-        true
     }
 
     /// Takes a running request's row and blocks; it waits again, at its rank. Its tokens stay.

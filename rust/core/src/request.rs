@@ -333,11 +333,17 @@ impl Request {
     /// The next row, if these lines alone are enough to plan it: a decode inside a block that it alone writes.
     pub(crate) fn next_row(&self, size: BlockSize) -> Option<NextRow> {
         let position = self.next();
-        if position >= self.edge as usize || self.ends_in_flight() {
+        if position >= self.edge as usize {
             return None;
         }
+        // Nearly always nothing is on its way, or all that runs has a token on its way.
+        let (token, source) = match self.coming {
+            0 => (self.newest, -1),
+            _ if self.ends_in_flight() => return None,
+            _ => self.next_token(),
+        };
         let Place::Running(row) = self.place else { return None };
-        let ((token, source), left) = (self.next_token(), self.edge as usize - position);
+        let left = self.edge as usize - position;
         let slot = (i64::from(self.block.get()) + 1) * size.tokens() as i64 - left as i64;
         Some(NextRow { row, position, token, source, slot, epoch: self.epoch, id: self.id(), room: left - 1 })
     }
@@ -375,6 +381,14 @@ impl Request {
             self.source = sample as i32;
             self.coming += 1;
         }
+    }
+
+    /// Step `step` computes the one row of a decode, as its entry `entry`, and brings its token as its sample `sample`.
+    #[inline(always)]
+    pub(crate) fn fly_decode(&mut self, step: u64, entry: usize, sample: usize) {
+        (self.planned_in, self.entry, self.source) = (step, entry as u32, sample as i32);
+        self.ahead += 1;
+        self.coming += 1;
     }
 
     /// Of what a step was to compute, `chunk` rows with a token or without, `kept` rows are there.
@@ -441,6 +455,11 @@ impl Request {
             self.block = self.table.blocks()[number];
             self.edge = ((number + 1) * size.tokens()) as u32;
         }
+    }
+
+    /// The block that [`Request::foresee`] saw, of a request that was planned from these lines alone since.
+    pub(crate) fn foreseen_block(&self) -> BlockId {
+        self.block
     }
 
     /// The next row needs a look at everything.
@@ -557,8 +576,7 @@ impl Request {
 
     /// Reads the ends of its lists, which a call is about to need, and makes something of them.
     pub(crate) fn glance(&self) -> u32 {
-        let block = self.table.blocks().last().map_or(0, |block| block.get());
-        block ^ self.tokens.last().copied().unwrap_or(0) ^ self.keys.last().map_or(0, |key| u32::from(key.0[0]))
+        self.tokens.last().copied().unwrap_or(0) ^ self.keys.last().map_or(0, |key| u32::from(key.0[0]))
     }
 
     /// Makes the missing keys of the full blocks of the first `tokens` tokens, by the fields that the prompt came with.

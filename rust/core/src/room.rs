@@ -6,6 +6,7 @@
 
 use crate::mutant::{self, Mutant};
 use crate::request::End;
+use crate::row_arrays::RowArrays;
 use crate::scheduler::Scheduler;
 
 impl Scheduler {
@@ -44,11 +45,11 @@ impl Scheduler {
     }
 
     /// Admits the request for which room was made in this plan, and nobody else.
-    pub(crate) fn admit_into_room(&mut self, budget: &mut usize, now_us: u64) {
+    pub(crate) fn admit_into_room(&mut self, rows: &mut RowArrays<'_>, now_us: u64) {
         let Some(seat) = self.take_room() else { return };
         self.into_room = Some(seat);
-        if self.waiting.first() == Some(seat) && *budget > 0 {
-            self.plan_waiting_one(budget, now_us);
+        if self.waiting.first() == Some(seat) && rows.budget > 0 {
+            self.plan_waiting_one(rows, now_us);
         } else {
             let needed = self.needed_by(seat).min(self.unpromised());
             self.keep_room(seat, needed);

@@ -1,38 +1,37 @@
-//! The arrays of a plan that have an entry for each sequence, token or sample, while the plan is made.
+//! The arrays of a plan that have an entry for each sequence, token or sample, while the plan is made, in the memory that the model reads.
 //!
-//! Before: the scheduler adds rows, for one request or for many decodes at once. After: [`RowArrays::write`] copies them to the memory
-//! that the model reads. They have room for the largest plan from the start.
+//! Before: a plan begins. After: the scheduler has added rows, for one request or for many decodes at once, and what is left of the budget
+//! says how many tokens it might still add.
 
 use std::ops::Range;
 
 use crate::block_size::BlockSize;
 use crate::block_table::BlockTable;
-use crate::config::Config;
 use crate::mutant::{self, Mutant};
-use crate::plan::{Layout, put};
+use crate::plan::{Layout, Sizes};
 use crate::request::Request;
 
 /// The arrays, and how far they are filled.
-#[derive(Debug, Default)]
-pub(crate) struct RowArrays {
+#[derive(Debug)]
+pub(crate) struct RowArrays<'a> {
+    /// Tokens that may still be added.
+    pub budget: usize,
     /// S so far: so many entries of the arrays with one entry a sequence are filled.
     seqs: usize,
     /// T so far.
     tokens: usize,
     /// K so far.
     samples: usize,
-    seq_slots: Box<[i32]>,
-    query_starts: Box<[i32]>,
-    seq_lens: Box<[i32]>,
-    token_ids: Box<[i32]>,
-    positions: Box<[i32]>,
-    token_sources: Box<[i32]>,
-    /// Slots in the first group.
-    slots: Box<[i64]>,
-    /// Slots in the groups behind it.
-    other_slots: Box<[Box<[i64]>]>,
-    sample_rows: Box<[i32]>,
-    sample_requests: Box<[i64]>,
+    seq_slots: &'a mut [i32],
+    query_starts: &'a mut [i32],
+    seq_lens: &'a mut [i32],
+    token_ids: &'a mut [i32],
+    positions: &'a mut [i32],
+    token_sources: &'a mut [i32],
+    /// Of each group, as long as `token_ids`.
+    slots: &'a mut [i64],
+    sample_rows: &'a mut [i32],
+    sample_requests: &'a mut [i64],
 }
 
 /// The next entries of the arrays, to be filled.
@@ -64,48 +63,44 @@ impl Rows<'_> {
     }
 }
 
-impl RowArrays {
-    /// Arrays with room for the largest plan that `config` allows.
-    pub fn new(config: &Config) -> Self {
-        let rows = config.rows() as usize;
-        let tokens = config.max_num_batched_tokens as usize;
-        let narrow = |len: usize| vec![0; len].into();
-        let wide = |len: usize| vec![0; len].into();
+impl<'a> RowArrays<'a> {
+    /// The empty arrays of a plan of `budget` tokens at most, at their places in its memory.
+    pub fn new(layout: &Layout, staging: &'a mut [i64], budget: usize) -> Self {
+        let (wide, narrow) = staging.split_at_mut(layout.ended.end);
+        let [slots, sample_requests] = parts(wide, 0, [&layout.slot_mapping, &layout.sample_requests]);
+        let narrow = bytemuck::cast_slice_mut(narrow);
+        let places = [
+            &layout.seq_slots,
+            &layout.query_starts,
+            &layout.seq_lens,
+            &layout.sample_rows,
+            &layout.token_ids,
+            &layout.positions,
+            &layout.token_sources,
+        ];
+        let [seq_slots, query_starts, seq_lens, sample_rows, token_ids, positions, token_sources] =
+            parts(narrow, 2 * layout.ended.end, places);
+        query_starts[0] = 0;
         RowArrays {
+            budget,
             seqs: 0,
             tokens: 0,
             samples: 0,
-            seq_slots: narrow(rows),
-            query_starts: narrow(rows + 1),
-            seq_lens: narrow(rows),
-            token_ids: narrow(tokens),
-            positions: narrow(tokens),
-            token_sources: narrow(tokens),
-            slots: wide(tokens),
-            other_slots: (1..config.groups.len()).map(|_| wide(tokens)).collect(),
-            sample_rows: narrow(config.samples()),
-            sample_requests: wide(config.samples()),
+            seq_slots,
+            query_starts,
+            seq_lens,
+            token_ids,
+            positions,
+            token_sources,
+            slots,
+            sample_rows,
+            sample_requests,
         }
     }
 
-    /// Empties every array.
-    pub fn clear(&mut self) {
-        (self.seqs, self.tokens, self.samples) = (0, 0, 0);
-    }
-
-    /// S so far.
-    pub fn num_seqs(&self) -> usize {
-        self.seqs
-    }
-
-    /// T so far.
-    pub fn num_tokens(&self) -> usize {
-        self.tokens
-    }
-
-    /// K so far.
-    pub fn num_samples(&self) -> usize {
-        self.samples
+    /// How much of the arrays plan number `step` fills.
+    pub fn sizes(&self, step: u64) -> Sizes {
+        Sizes { step, seqs: self.seqs, tokens: self.tokens, samples: self.samples, ..Sizes::default() }
     }
 
     /// The entries of so many more sequences, tokens and samples.
@@ -140,36 +135,29 @@ impl RowArrays {
         let tokens = self.tokens - rows.len()..self.tokens;
         let positions = self.positions[tokens.clone()].iter_mut();
         positions.zip(rows.clone()).for_each(|(to, position)| *to = position as i32);
-        let fill = |slots: &mut [i64], table: &BlockTable| {
-            let slots = slots[tokens.clone()].iter_mut();
+        let mut fill = |group: usize, table: &BlockTable| {
+            let first = group * self.token_ids.len();
+            let slots = self.slots[first + tokens.start..first + tokens.end].iter_mut();
             if mutant::is_on(Mutant::ShortSlot) {
                 slots.zip(table.slot(rows.start, size)..).for_each(|(to, slot)| *to = slot);
             } else {
                 slots.zip(rows.clone()).for_each(|(to, position)| *to = table.slot(position, size));
             }
         };
-        fill(&mut self.slots, &request.table);
-        for (slots, table) in self.other_slots.iter_mut().zip(&request.others) {
-            fill(slots, if mutant::is_on(Mutant::SlotsOfFirstGroup) { &request.table } else { table });
+        fill(0, &request.table);
+        for (group, table) in (1..).zip(&request.others) {
+            fill(group, if mutant::is_on(Mutant::SlotsOfFirstGroup) { &request.table } else { table });
         }
     }
+}
 
-    /// Copies what is filled to its places.
-    pub fn write(&self, layout: &Layout, staging: &mut [i64]) {
-        put(staging, &layout.slot_mapping, &self.slots[..self.tokens]);
-        let room = layout.slot_mapping.len() / (self.other_slots.len() + 1);
-        for (group, slots) in (1..).zip(&self.other_slots) {
-            let start = layout.slot_mapping.start + group * room;
-            put(staging, &(start..start + room), &slots[..self.tokens]);
-        }
-        put(staging, &layout.sample_requests, &self.sample_requests[..self.samples]);
-        let halves: &mut [i32] = bytemuck::cast_slice_mut(staging);
-        put(halves, &layout.seq_slots, &self.seq_slots[..self.seqs]);
-        put(halves, &layout.query_starts, &self.query_starts[..=self.seqs]);
-        put(halves, &layout.seq_lens, &self.seq_lens[..self.seqs]);
-        put(halves, &layout.sample_rows, &self.sample_rows[..self.samples]);
-        put(halves, &layout.token_ids, &self.token_ids[..self.tokens]);
-        put(halves, &layout.positions, &self.positions[..self.tokens]);
-        put(halves, &layout.token_sources, &self.token_sources[..self.tokens]);
-    }
+/// The parts of `memory`, which begins at `start`, that lie at `places`, one behind the other.
+fn parts<'a, T, const N: usize>(memory: &'a mut [T], start: usize, places: [&Range<usize>; N]) -> [&'a mut [T]; N] {
+    let (mut rest, mut at) = (memory, start);
+    places.map(|place| {
+        let (before, behind) = std::mem::take(&mut rest).split_at_mut(place.end - at);
+        (rest, at) = (behind, place.end);
+        let len = before.len() - place.len();
+        &mut before[len..]
+    })
 }

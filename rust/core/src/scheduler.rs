@@ -1,10 +1,12 @@
 //! Decides what each step runs: one token budget over prefill and decode.
 //!
 //! Before: the border calls. After: [`BlockPool`] gives and takes blocks. This file owns the state; a request comes in `submission.rs` and goes
-//! in `ending.rs`; a step is made in `planning.rs` with `admission.rs` and `preemption.rs`, and ends in `commit.rs`.
-//! Every live request is in exactly one place, waiting or running, and one that ended holds nothing: see `audit.rs`.
+//! in `ending.rs`; a step is made in `planning.rs` with `admission.rs` and `preemption.rs`, and ends in `commit.rs`; `decodes.rs` is the
+//! faster way through both of requests that only decode. Every live request is in exactly one place, waiting or running, and one that
+//! ended holds nothing: see `audit.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 
@@ -12,6 +14,7 @@ use crate::accounts::Outlook;
 use crate::block_hash::{BlockHasher, Prompt};
 use crate::block_pool::{BlockPool, Release};
 use crate::block_size::BlockSize;
+use crate::block_table::BlockTable;
 use crate::chain::Identity;
 use crate::config::Config;
 use crate::drain::Drain;
@@ -41,7 +44,7 @@ use crate::waiting_line::WaitingLine;
 pub struct Scheduler {
     pub(crate) config: Config,
     pub(crate) block_size: BlockSize,
-    pub(crate) layout: Layout,
+    pub(crate) layout: Arc<Layout>,
     pub(crate) groups: Groups,
     pub(crate) pool: BlockPool,
     pub(crate) hasher: BlockHasher,
@@ -92,9 +95,10 @@ pub struct Scheduler {
     pub(crate) filled: Vec<usize>,
     /// Decodes, by seat, that filled a block in the plan under way so far: each takes one in the next.
     pub(crate) crossing: Vec<usize>,
-    /// The same of the last plan; and how many of the plan under way began one.
+    /// The same of the last plan.
     pub(crate) takers: Vec<usize>,
-    pub(crate) num_begun: usize,
+    /// Blocks on their way from the pool to the tables of decodes. Kept for its memory.
+    pub(crate) begun: BlockTable,
     /// The request that is planned next writes to a block into which the step copies rows.
     pub(crate) copied: bool,
     /// Rows of a partial hit among those.
@@ -147,7 +151,7 @@ impl Scheduler {
         pool = pool.sharing(&config.domain_shares);
         Ok(Scheduler {
             block_size: BlockSize::new(config.block_size),
-            layout: Layout::new(&config),
+            layout: Arc::new(Layout::new(&config)),
             groups: Groups::new(&config),
             pool,
             hasher: config.hasher()?,
@@ -180,7 +184,7 @@ impl Scheduler {
             filled: Vec::with_capacity(rows as usize),
             crossing: Vec::with_capacity(rows as usize),
             takers: Vec::with_capacity(rows as usize),
-            num_begun: 0,
+            begun: BlockTable::new(),
             copied: false,
             partial_rows: 0,
             families: BTreeMap::new(),

@@ -28,6 +28,18 @@ impl Seat {
         if self.0.is_nobody() { None } else { Some(&mut self.0) }
     }
 
+    /// The first lines of whose it is, or of nobody, who has no row to plan and whose epoch is no entry's.
+    #[inline(always)]
+    pub fn line(&self) -> &Request {
+        &self.0
+    }
+
+    /// The same, to change them if it is somebody's.
+    #[inline(always)]
+    pub fn line_mut(&mut self) -> &mut Request {
+        &mut self.0
+    }
+
     /// Gives it to `request`.
     pub fn give(&mut self, request: Request) {
         self.0 = request;

@@ -10,11 +10,12 @@ use crate::mutant::{self, Mutant};
 use crate::preemption::contains;
 use crate::reason::Reason;
 use crate::refusal::Granted;
+use crate::row_arrays::RowArrays;
 use crate::scheduler::Scheduler;
 
 impl Scheduler {
     /// A running request that may compute `chunk` rows looks again; how many of the budget it used, or nothing if it is to grow alone.
-    pub(crate) fn look_again(&mut self, seat: usize, chunk: usize) -> Option<usize> {
+    pub(crate) fn look_again(&mut self, rows: &mut RowArrays<'_>, seat: usize, chunk: usize) -> Option<usize> {
         let request = self.request(seat);
         let is_its_own = request.is_mixed || !request.drafts.is_empty();
         if is_its_own || self.block_size.offset(request.computed()) > 0 || mutant::is_on(Mutant::SharerLooksOnce) {
@@ -52,7 +53,7 @@ impl Scheduler {
                 return Some(0);
             }
         }
-        self.schedule(seat, chunk, self.hit.confirmed()..hits);
+        self.schedule(rows, seat, chunk, self.hit.confirmed()..hits);
         Some(chunk)
     }
 

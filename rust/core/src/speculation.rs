@@ -15,6 +15,7 @@ use crate::mutant::{self, Mutant};
 use crate::reason::{Reason, saturated};
 use crate::refusal::Granted;
 use crate::request::Place;
+use crate::row_arrays::RowArrays;
 use crate::scheduler::Scheduler;
 
 /// What a commit was given for one sequence: none or one token for each of its samples.
@@ -110,24 +111,24 @@ impl Scheduler {
         decodes
     }
 
-    /// Plans those that were put off, highest rank first, each with as many of its drafts as there is room for. `budget` is what all
+    /// Plans those that were put off, highest rank first, each with as many of its drafts as there is room for. The budget is what all
     /// others and their own newest tokens leave.
-    pub(crate) fn plan_drafts(&mut self, budget: &mut usize) {
+    pub(crate) fn plan_drafts(&mut self, rows: &mut RowArrays<'_>) {
         let mut drafting = std::mem::take(&mut self.drafting);
         for (seat, copied) in drafting.drain(..) {
             if mutant::is_on(Mutant::DraftsPreempt) {
-                let rows = self.request(seat).next() + 1 + self.request(seat).drafts.len();
-                self.grow(self.rank_in_running(seat), rows);
+                let end = self.request(seat).next() + 1 + self.request(seat).drafts.len();
+                self.grow(self.rank_in_running(seat), end);
             }
-            let count = self.room_for_drafts(seat, *budget);
+            let count = self.room_for_drafts(seat, rows.budget);
             self.copied = copied;
             if count == 0 {
-                self.schedule(seat, 1, 0..0);
+                self.schedule(rows, seat, 1, 0..0);
                 continue;
             }
             let lent = self.take_for_drafts(seat, count);
-            self.schedule_run(seat, count, lent);
-            *budget -= count;
+            self.schedule_run(rows, seat, count, lent);
+            rows.budget -= count;
         }
         self.drafting = drafting;
         for seat in self.proposed.drain(..) {
@@ -174,14 +175,14 @@ impl Scheduler {
     }
 
     /// Adds the next row of the request at `seat` and `count` drafts to the plan: each of them brings a token, if all before it are right.
-    fn schedule_run(&mut self, seat: usize, count: usize, lent: u32) {
+    fn schedule_run(&mut self, rows: &mut RowArrays<'_>, seat: usize, count: usize, lent: u32) {
         let size = self.block_size;
         let request = self.seats[seat].as_mut().expect("a seat in use");
         let Place::Running(row) = request.place else { unreachable!("only running requests are scheduled") };
         let (start, end) = (request.next(), request.next() + 1 + count);
         let (token, source) = request.next_token();
         let drafts = &request.drafts[..count];
-        let plan = self.draft.rows.more(1, 1 + count, 1 + count);
+        let plan = rows.more(1, 1 + count, 1 + count);
         let (tokens, sample) = (plan.first_token + 1 + count, plan.first_sample);
         plan.seq_slots[0] = row.index() as i32;
         plan.seq_lens[0] = end as i32;
@@ -192,7 +193,7 @@ impl Scheduler {
         plan.token_sources[1..].fill(-1);
         plan.sample_rows.iter_mut().zip(plan.first_token..).for_each(|(to, row)| *to = row as i32);
         plan.sample_requests.fill(request.id().0 as i64);
-        self.draft.rows.put(request, start..end, size);
+        rows.put(request, start..end, size);
         let step = self.steps + 1;
         let flight = self.flight.of_mut(step);
         let entry = flight.entries.len();

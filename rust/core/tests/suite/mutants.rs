@@ -163,6 +163,9 @@ rows! {
     preempted_to_tail: PreemptedToTail, ["A6"], memory_runs_short;
     ignore_promises: IgnorePromises, ["A1"], two_long_prompts_run_in_chunks;
     decode_takes_promised: DecodeTakesPromised, ["A1"], a_decode_fills_its_block_beside_a_prompt_in_chunks;
+    plenty_forgets_promises: PlentyForgetsPromises, ["A1"], decodes_begin_blocks_beside_a_prompt_that_was_promised_the_rest;
+    run_tells_first: RunTellsFirst, ["tables"], decodes_begin_blocks_at_once;
+    name_of_block_before: NameOfBlockBefore, ["A5"], decodes_begin_blocks_at_once;
     partial_take: PartialTake, ["model"], random_pool_scripts;
     orphan_entry: OrphanEntry, ["A4"], cached_blocks_are_handed_out_again;
     stall_silently: StallSilently, ["A8"], a_lone_request_outgrows_the_pool;
@@ -346,6 +349,7 @@ fn random_schedules_alone_find_most_faults() {
         "room_reads_no_budget",
         "parked_not_awaited",
         "fork_shares_unseen",
+        "plenty_forgets_promises",
     ];
     let tables = [
         "fork_misses_last",
@@ -1055,6 +1059,27 @@ fn two_long_prompts_run_in_chunks() -> Checked {
     let mut driver = Driver::new(chunks);
     driver.submit(prompt(1, 18), up_to(2))?;
     driver.submit(prompt(2, 20), up_to(2))?;
+    driver.drain()
+}
+
+/// Three decodes side by side, and far more blocks than they can take; nothing is told of their names.
+fn decodes_begin_blocks_at_once() -> Checked {
+    let few = Config { max_num_batched_tokens: 16, event_buffer_size: 0, explain_misses: false, ..config(40, 4) };
+    let mut driver = Driver::new(few);
+    for family in 1..4 {
+        driver.submit(prompt(family, 5), up_to(9))?;
+    }
+    driver.drain()
+}
+
+/// Two decodes begin their third blocks while all that is free is promised to a prompt that runs in chunks of six tokens.
+fn decodes_begin_blocks_beside_a_prompt_that_was_promised_the_rest() -> Checked {
+    let chunks = Config { max_num_batched_tokens: 8, max_model_len: 128, ..config(25, 4) };
+    let mut driver = Driver::new(chunks);
+    for family in 1..3 {
+        driver.submit(prompt(family, 4), up_to(8))?;
+    }
+    driver.submit(prompt(3, 76), up_to(2))?;
     driver.drain()
 }
 
