@@ -350,6 +350,7 @@ fn random_schedules_alone_find_most_faults() {
         "parked_not_awaited",
         "fork_shares_unseen",
         "plenty_forgets_promises",
+        "fork_outlives_family",
     ];
     let tables = [
         "fork_misses_last",
