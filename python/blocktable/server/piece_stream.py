@@ -8,8 +8,11 @@ waits is never more than the request's own text and tokens; the end comes exactl
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from .engine_client import AtOnce, Piece, PieceLogprobs
+
+logger = logging.getLogger("blocktable.server")
 
 
 class PieceStream:
@@ -69,7 +72,10 @@ class PieceStream:
             return False
         try:
             return at_once(piece)
-        except Exception:  # noqa: BLE001 - its reader meets it again, and it is that reader's alone
+        except Exception as error:
+            # No other reader is to meet it; its own takes the pieces itself from here on.
+            self._at_once = None
+            logger.error("pieces are not passed on at once any more: %r", error, exc_info=error)
             return False
 
     def _ring(self) -> None:
