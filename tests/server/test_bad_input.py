@@ -123,8 +123,8 @@ ROWS: dict[str, Row] = {
         "response_format",
         "animal",
     ),
-    "a schema of 900 levels": chat(
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": nested(900)}}},
+    "a schema of 300 levels": chat(
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": nested(300)}}},
         "response_format",
         "recursion limit",
     ),
@@ -371,6 +371,12 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
         400,
         "nested too deeply",
     ),
+    "980 levels in a long body, which is read on a thread": (
+        b'{"prompt": "x", "structured_outputs": {"json": {"a": ' + b"[" * 980 + b"]" * 980 + b"}}}" + b" " * 2**16,
+        {},
+        400,
+        "nested too deeply",
+    ),
     "a number of 5,000 digits": (b'{"prompt": "x", "seed": ' + b"1" * 5000 + b"}", {}, 400, "out of range"),
     "5 MB of an expression": (
         b'{"prompt": "x", "structured_outputs": {"regex": "' + b"(a+)+" * 2**20 + b'"}}',
@@ -448,6 +454,15 @@ def test_a_bound_on_lists_that_is_left_out_is_caught(shared: tuple[Live, AsyncLL
     monkeypatch.setattr(reading, "MOST_STRUCTURES", 2**30)
     with pytest.raises(AssertionError):
         test_a_body_that_cannot_be_read_is_refused_and_changes_nothing("a million lists", shared)
+
+
+def test_a_bound_on_levels_that_is_left_out_is_caught(shared: tuple[Live, AsyncLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what one thread can decode, another cannot encode."""
+    monkeypatch.setattr(reading, "MOST_LEVELS", 2**30)
+    name = "980 levels in a long body, which is read on a thread"
+    with pytest.raises(AssertionError):
+        test_a_body_that_cannot_be_read_is_refused_and_changes_nothing(name, shared)
+    shared[0].faults.records.clear()
 
 
 @pytest.fixture

@@ -22,8 +22,15 @@ MOST_STRUCTURES = 2**16
 """Lists and objects of a body. One of two bytes takes sixty and more in memory, and the decoder, which lets no other thread run
 meanwhile, 0.4 us: 16 MiB of them held up everybody for seconds."""
 
+MOST_LEVELS = 400
+"""Lists and objects inside each other. Python's own limit is for the stack of a thread, and differs from one to the next: what
+one of them decodes another could not encode."""
+
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A string of JSON. One that does not end is one too: whatever the bytes are, each is looked at once."""
+
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_AS_LISTS = bytes.maketrans(b"{}", b"[]")
 
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
@@ -40,7 +47,9 @@ def read(body: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+        raise _too_deep() from None
+    if _num_openings(body) > MOST_LEVELS and _is_deep(_STRING.sub(b"", body)):
+        raise _too_deep()
     _check(record)
     return record
 
@@ -48,6 +57,18 @@ def read(body: bytes, kind: type[T]) -> T:
 def _check_structures(body: bytes) -> None:
     if _num_openings(body) > MOST_STRUCTURES and _num_openings(_STRING.sub(b"", body)) > MOST_STRUCTURES:
         raise ApiError(400, f"the body holds more than {MOST_STRUCTURES} lists and objects", code="too_many_structures")
+
+
+def _is_deep(plain: bytes) -> bool:
+    """Of JSON without its strings: each turn takes a level away, the innermost."""
+    brackets = plain.translate(_AS_LISTS, _NO_BRACKETS)
+    for _ in range(MOST_LEVELS):
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, f"the body is nested too deeply: {MOST_LEVELS} levels at most", code="invalid_json")
 
 
 def _num_openings(text: bytes) -> int:
