@@ -4,6 +4,7 @@ has a planted fault that it catches."""
 
 import json
 import re
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -272,6 +273,18 @@ def test_the_work_grows_with_the_text_alone(text: str) -> None:
     check_work(text)
 
 
+def check_white_space() -> None:
+    """Read in less than a second of CPU, where it took 3 s and more when it was put together again with each piece."""
+    begun_s = time.thread_time()
+    content, _, _ = read(make(HermesReader), ["<", *[" " * 16] * 20_000, "a"])
+    assert time.thread_time() - begun_s < 1.0
+    assert content == "<" + " " * 320_000 + "a"
+
+
+def test_white_space_without_end_is_read_once() -> None:
+    check_white_space()
+
+
 def test_what_is_no_first_call_is_left_out_where_one_is_wanted() -> None:
     text = f"So. {hermes(GO, LOOK)} And."
     assert read(make(HermesReader, at_most=1), list(text)) == ("So. \n And.", [("go", "{}")], True)
@@ -327,7 +340,7 @@ def forgets_its_state(patch: pytest.MonkeyPatch) -> None:
 
     def push(self: CallReader, text: str) -> Any:
         told = own(self, text)
-        if self._wakes is not None:
+        if self._wake is not None:
             self._say_held(len(self._held))
         return told
 
@@ -380,6 +393,17 @@ def test_a_reader_that_holds_all_back_or_reads_again_is_caught(monkeypatch: pyte
         patch.setattr(CallReader, "_say_held", lambda self, count: own(self, count if count > 20 else 0))
         with pytest.raises(AssertionError):
             check_held(HermesReader, "a < text that goes on", 8)
+
+    def joined(reader: CallReader, text: str) -> None:
+        own_say(reader, text)
+        reader._space = ["".join(reader._space)]
+        "".join(reader._space).rstrip()
+
+    with monkeypatch.context() as patch:
+        own_say = CallReader._say
+        patch.setattr(CallReader, "_say", joined)
+        with pytest.raises(AssertionError):
+            check_white_space()
 
     def all_again(reader: CallReader) -> None:
         """What broke is looked at once more from its second character on, for calls inside of it."""

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from blocktable import AsyncLLM
-from blocktable.server import chat, tool_events
+from blocktable.server import tool_events
 from blocktable.server.engine_client import EngineRequest, Piece, PieceLogprobs
 from blocktable.server.tools import tool_use
 from blocktable.server.tools.call_reader import CallReader
@@ -346,15 +346,29 @@ def test_a_tool_that_is_offered_but_not_looked_for_is_caught(serve: MakeServer, 
         check_chosen(serve, 3)
 
 
-def test_a_long_answer_is_read_beside_the_event_loop(serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_long_text_is_read_beside_the_event_loop(
+    is_streamed: bool, serve: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of an answer, or all that a slow reader missed of its stream."""
     threads = []
-    own = chat.answer_of
+    own = CallReader.push
 
-    def noted(text: str, reader: CallReader) -> Any:
+    def noted(reader: CallReader, text: str) -> Any:
         threads.append(threading.current_thread().name)
-        return own(text, reader)
+        return own(reader, text)
 
-    monkeypatch.setattr(chat, "answer_of", noted)
+    monkeypatch.setattr(CallReader, "push", noted)
     for text in ("x" * 2000, "x"):
-        serve(Speaking(text, size=500)).openai().chat.completions.create(**ASK)
+        answer = serve(Speaking(text, size=2000)).client().post("/v1/chat/completions", json=ASK | {"stream": is_streamed})
+        assert text in answer.text
     assert [name.startswith("blocktable-readers") for name in threads] == [True, False]
+
+
+@pytest.mark.parametrize("arguments", ['{"a"', "[]", '{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud83d"}', '{"\\ud83d": 1}', "5"])
+def test_arguments_that_no_prompt_can_hold_are_refused(arguments: str, serve: MakeServer) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    turns = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "fine"}]
+    field, message = refusal(serve(Speaking("x")), messages=turns)
+    assert field == "messages[1].tool_calls[0].function.arguments"
+    assert "the JSON of an object" in message

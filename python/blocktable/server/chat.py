@@ -48,7 +48,7 @@ async def chat(serving: Serving, call: Call, ask: ChatRequest) -> ChatReply | As
         choices = [_choice(place, tally) for place, tally in enumerate(generation.tallies)]
     else:
         size = sum(len(tally.text) for tally in generation.tallies)
-        choices = await serving.reader.beside(size, partial(_choices_with_calls, generation.tallies, make_reader))
+        choices = await generation.beside(size, partial(_choices_with_calls, generation.tallies, make_reader))
     return ChatReply(
         id=generation.id,
         created=generation.created,

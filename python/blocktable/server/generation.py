@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from .piece_stream import joined_logprobs
 from .protocol.generation import GenerationRequest
 from .protocol.usage import Usage
 from .serving import Call, Serving
+
+T = TypeVar("T")
 
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as `SamplingParams` has it."""
@@ -165,7 +167,7 @@ class Generation:
         writer = self.writer
         if told is None or writer is None:
             return NO_LOGPROBS
-        return await self._reader.beside(len(told.ids) // BYTES_OF_A_CHARACTER, partial(writer.write, place, told))
+        return await self.beside(len(told.ids) // BYTES_OF_A_CHARACTER, partial(writer.write, place, told))
 
     async def written_prompts(self) -> list[bytes]:
         """The log probabilities of each prompt's tokens as JSON; many are written beside the event loop."""
@@ -177,7 +179,11 @@ class Generation:
         def write() -> list[bytes]:
             return [NO_LOGPROBS if one is None else write_prompt(speller, one) for one in told]
 
-        return await self._reader.beside(sum(len(one.ids) for one in told if one) // BYTES_OF_A_CHARACTER, write)
+        return await self.beside(sum(len(one.ids) for one in told if one) // BYTES_OF_A_CHARACTER, write)
+
+    async def beside(self, size: int, work: Callable[[], T]) -> T:
+        """See `Reader.beside`."""
+        return await self._reader.beside(size, work)
 
     @property
     def is_over(self) -> bool:

@@ -8,7 +8,6 @@ more in the model's length; the event loop is never held up by a long text.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -232,10 +231,8 @@ def _turn(place: int, message: Message) -> dict[str, Any]:
     for number, call in enumerate(turn.get("tool_calls") or ()):
         field = f"messages[{place}].tool_calls[{number}].function.arguments"
         try:
-            arguments = json.loads(call["function"]["arguments"] or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise refused(field, "must be the JSON of an object", "invalid_arguments")
-        call["function"]["arguments"] = arguments
+            # Strictly: neither NaN nor half of a surrogate pair gets into a prompt.
+            call["function"]["arguments"] = msgspec.json.decode(call["function"]["arguments"] or "{}", type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError):
+            raise refused(field, "must be the JSON of an object", "invalid_arguments") from None
     return turn

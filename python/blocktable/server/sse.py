@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import ClassVar
 
 import msgspec
@@ -61,7 +62,8 @@ class Events(ABC):
             async for place, piece in pieces:
                 opening = b"" if place in self._begun else self._begin(place)
                 logprobs = NO_LOGPROBS if piece.logprobs is None else await generation.written(place, piece.logprobs)
-                said = self._said(place, piece)
+                # What a slow reader missed is one piece, and calls are read in it character by character.
+                said = await generation.beside(len(piece.text), partial(self._said, place, piece))
                 if generation.is_over:  # what follows is no wait, and goes along
                     last = opening + self._event(place, piece, said, logprobs)
                 elif said or piece.finish_reason is not None or logprobs is not NO_LOGPROBS:

@@ -70,15 +70,15 @@ class CallReader(JsonText, ABC):
         self._held = self._sink
         """Read, and not known to be content: markup, or a part of a call that is not told yet."""
         self._content: list[str] = []
-        self._space = ""
-        """At the end of the content: perhaps a call follows."""
+        self._space: list[str] = []
+        """White space at the end of the content, in pieces: perhaps a call follows."""
         self._has_said = False
         self._parts: list[_Part] = []
         self._open: _Part | None = None
         """The call that is being read, if it is told."""
         self._num_begun = self._num_ended = 0
-        self._wakes: frozenset[str] | None = None
-        """Where content is read: characters with which a call may begin. None inside of a call."""
+        self._wake: str | None = None
+        """Where content is read: the character with which a call may begin, empty if none can. None inside of a call."""
         self._course = self._read()
         next(self._course)
 
@@ -89,24 +89,35 @@ class CallReader(JsonText, ABC):
 
     def push(self, text: str) -> Told:
         """The next piece."""
-        if self._wakes is not None and not self._held and self._wakes.isdisjoint(text):
-            self._say(text)
-        else:
-            for character in text:
-                self._course.send(character)
+        place = 0
+        while place < len(text):
+            quiet_up_to = self._quiet_up_to(text, place)
+            if quiet_up_to > place:
+                self._say(text[place:quiet_up_to])
+                place = quiet_up_to
+            else:
+                self._course.send(text[place])
+                place += 1
         return self._news()
 
     def finish(self) -> Told:
         """The text has ended. Nothing is pushed any more."""
         self._say_held(len(self._held))
         if not self._num_begun:
-            self._content.append(self._space)
+            self._content += self._space
         return self._news()
 
     def reason(self, finish_reason: Any) -> Any:
         """Why the answer ended, which ended so: `tool_calls` if there were calls, and each came to its end as the text did."""
         has_called = 0 < self._num_begun == self._num_ended
         return "tool_calls" if has_called and finish_reason == "stop" else finish_reason
+
+    def _quiet_up_to(self, text: str, place: int) -> int:
+        """Where what is content for sure ends, from this place on."""
+        if self._wake is None or self._held:
+            return place
+        wakes = text.find(self._wake, place) if self._wake else -1
+        return len(text) if wakes < 0 else wakes
 
     @abstractmethod
     def _read(self) -> Reading[None]:
@@ -115,11 +126,11 @@ class CallReader(JsonText, ABC):
     def _until(self, marker: str) -> Reading[None]:
         """Content, until this stands behind it, and is held. Of no marker: for ever."""
         automaton, state = automaton_of((marker,) if marker else ()), 0
-        self._wakes = frozenset(marker[:1])
+        self._wake = marker[:1]
         while True:
             state = automaton.next(state, (yield from self._next()))
             if automaton.found[state] is not None:
-                self._wakes = None
+                self._wake = None
                 return
             self._say_held(len(self._held) - automaton.open_length[state])
 
@@ -218,12 +229,14 @@ class CallReader(JsonText, ABC):
             del self._held[:count]
 
     def _say(self, text: str) -> None:
-        whole = self._space + text
-        said = whole.rstrip()
-        self._space = whole[len(said) :]
-        if said:
-            self._content.append(said.lstrip() if self._num_begun and not self._has_said else said)
-            self._has_said = True
+        said = text.rstrip()
+        if not said:
+            self._space.append(text)
+            return
+        whole = "".join(self._space) + said
+        self._space = [text[len(said) :]]
+        self._content.append(whole.lstrip() if self._num_begun and not self._has_said else whole)
+        self._has_said = True
 
     def _news(self) -> Told:
         told = Told("".join(self._content), [part.told() for part in self._parts if part.arguments])
