@@ -7,13 +7,13 @@ model (its length, its vocabulary) is checked when the model is loaded.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .. import checks
 from .._core import Scheduler
-from ..errors import InvalidInputError, UnknownOptionError
+from ..errors import UnknownOptionError
 from ..events.config import KVEventsConfig
 from ..sampling.params import LOGPROBS_BOUND, MAX_LOGPROBS
 
@@ -145,47 +145,56 @@ class EngineConfig:
     """Publish what the prefix cache gains and loses: a `KVEventsConfig`, or a mapping of its fields."""
 
     def __post_init__(self) -> None:
-        _need_text("model", self.model)
-        _need_text("tokenizer", self.tokenizer, optional=True)
-        _need_one_of("dtype", self.dtype, DTYPES)
-        _need_text("device", self.device)
-        _need_one_of("linear_backend", self.linear_backend, LINEAR_BACKENDS)
-        _need_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
-        _need_bool("self_check", self.self_check)
-        _need_int("max_model_len", self.max_model_len, 2, 2**27, optional=True)
-        _need_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
-        _need_int("num_blocks", self.num_blocks, 2, MAX_NUM_BLOCKS, optional=True)
-        _need_int("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, 2**63 - 1, optional=True)
-        _need_share("memory_share", self.memory_share)
-        _need_int("max_num_seqs", self.max_num_seqs, 1, 65536)
-        _need_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**22)
-        _need_int("max_waiting", self.max_waiting, 1, 2**24)
-        _need_int("max_logprobs", self.max_logprobs, 0, LOGPROBS_BOUND)
-        _need_bool("enable_prefix_caching", self.enable_prefix_caching)
-        _need_bool("enable_partial_hits", self.enable_partial_hits)
-        _need_int("pin_budget", self.pin_budget, 0, MAX_NUM_BLOCKS)
-        _need_one_of("hash_algorithm", self.hash_algorithm, HASH_ALGORITHMS)
-        _need_int("long_prefill_threshold", self.long_prefill_threshold, 0, 2**27)
-        _need_int("max_preemptions", self.max_preemptions, 0, 2**16)
-        _need_int("overlap_depth", self.overlap_depth, 1, 2)
-        _need_one_of("policy", self.policy, POLICIES)
-        _need_int("ageing_us", self.ageing_us, 1, 2**50)
-        _need_int("latest_deadline_us", self.latest_deadline_us, 1, 2**50)
-        _need_int("prefix_band", self.prefix_band, 1, 2**24)
-        _need_int("max_pass", self.max_pass, 0, 2**24)
-        _need_int("watermark", self.watermark, 0, MAX_NUM_BLOCKS)
-        _need_bool("estimate_growth", self.estimate_growth)
-        _need_bool("no_evict", self.no_evict)
-        _need_bool("preempt_for_waiting", self.preempt_for_waiting)
-        _need_int("max_waiting_tokens", self.max_waiting_tokens, 0, 2**32 - 1)
-        _need_int("max_waiting_blocks", self.max_waiting_blocks, 0, 2**32 - 1)
-        _need_mapping("tenants", self.tenants)
-        _need_mapping("other_tenants", self.other_tenants)
-        _need_int("seed", self.seed, 0, MAX_SEED)
-        _need_int("num_threads", self.num_threads, 1, 1024, optional=True)
-        _need_int("max_step_retries", self.max_step_retries, 0, 100)
-        _need_int("crash_report_bytes", self.crash_report_bytes, 0, 2**30)
-        _need_text("crash_report_folder", self.crash_report_folder, optional=True)
+        checks.text("model", self.model)
+        if self.tokenizer is not None:
+            checks.text("tokenizer", self.tokenizer)
+        checks.one_of("dtype", self.dtype, DTYPES)
+        checks.text("device", self.device)
+        checks.one_of("linear_backend", self.linear_backend, LINEAR_BACKENDS)
+        checks.one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        checks.flag("self_check", self.self_check)
+        if self.max_model_len is not None:
+            checks.whole("max_model_len", self.max_model_len, 2, 2**27)
+        checks.whole("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        if self.num_blocks is not None:
+            checks.whole("num_blocks", self.num_blocks, 2, MAX_NUM_BLOCKS)
+        if self.kv_cache_memory_bytes is not None:
+            checks.whole("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, 2**63 - 1)
+        if self.memory_share is not None:
+            checks.share("memory_share", self.memory_share)
+        checks.whole("max_num_seqs", self.max_num_seqs, 1, 65536)
+        checks.whole("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**22)
+        checks.whole("max_waiting", self.max_waiting, 1, 2**24)
+        checks.whole("max_logprobs", self.max_logprobs, 0, LOGPROBS_BOUND)
+        checks.flag("enable_prefix_caching", self.enable_prefix_caching)
+        checks.flag("enable_partial_hits", self.enable_partial_hits)
+        checks.whole("pin_budget", self.pin_budget, 0, MAX_NUM_BLOCKS)
+        checks.one_of("hash_algorithm", self.hash_algorithm, HASH_ALGORITHMS)
+        checks.whole("long_prefill_threshold", self.long_prefill_threshold, 0, 2**27)
+        checks.whole("max_preemptions", self.max_preemptions, 0, 2**16)
+        checks.whole("overlap_depth", self.overlap_depth, 1, 2)
+        checks.one_of("policy", self.policy, POLICIES)
+        checks.whole("ageing_us", self.ageing_us, 1, 2**50)
+        checks.whole("latest_deadline_us", self.latest_deadline_us, 1, 2**50)
+        checks.whole("prefix_band", self.prefix_band, 1, 2**24)
+        checks.whole("max_pass", self.max_pass, 0, 2**24)
+        checks.whole("watermark", self.watermark, 0, MAX_NUM_BLOCKS)
+        checks.flag("estimate_growth", self.estimate_growth)
+        checks.flag("no_evict", self.no_evict)
+        checks.flag("preempt_for_waiting", self.preempt_for_waiting)
+        checks.whole("max_waiting_tokens", self.max_waiting_tokens, 0, 2**32 - 1)
+        checks.whole("max_waiting_blocks", self.max_waiting_blocks, 0, 2**32 - 1)
+        if self.tenants is not None:
+            checks.mapping("tenants", self.tenants)
+        if self.other_tenants is not None:
+            checks.mapping("other_tenants", self.other_tenants)
+        checks.whole("seed", self.seed, 0, MAX_SEED)
+        if self.num_threads is not None:
+            checks.whole("num_threads", self.num_threads, 1, 1024)
+        checks.whole("max_step_retries", self.max_step_retries, 0, 100)
+        checks.whole("crash_report_bytes", self.crash_report_bytes, 0, 2**30)
+        if self.crash_report_folder is not None:
+            checks.text("crash_report_folder", self.crash_report_folder)
         if self.kv_events_config is not None:
             object.__setattr__(self, "kv_events_config", KVEventsConfig.from_options(self.kv_events_config))
         _need_rules(self)
@@ -203,23 +212,6 @@ class EngineConfig:
         return cls(**options)
 
 
-def _need_text(field: str, value: Any, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if not isinstance(value, str) or not value:
-        raise InvalidInputError(field, value, "must be a text that is not empty")
-
-
-def _need_one_of(field: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InvalidInputError(field, value, f"must be one of {', '.join(known)}")
-
-
-def _need_bool(field: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise InvalidInputError(field, value, "must be True or False")
-
-
 def _need_rules(config: EngineConfig) -> None:
     """The rules of the waiting line depend on no model, but only the core knows them: it is asked with the smallest pool."""
     Scheduler(
@@ -235,26 +227,3 @@ def _need_rules(config: EngineConfig) -> None:
         tenants=config.tenants,
         other_tenants=config.other_tenants,
     )
-
-
-def _need_mapping(field: str, value: Any) -> None:
-    if value is not None and not isinstance(value, Mapping):
-        raise InvalidInputError(field, value, "must be a dictionary")
-
-
-def _need_int(field: str, value: Any, low: int, high: int, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    # bool is an int in Python; an option that counts is never meant by one.
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInputError(field, value, f"must be a whole number from {low} to {high}")
-    if not low <= value <= high:
-        raise InvalidInputError(field, value, f"must be {low}..{high}")
-
-
-def _need_share(field: str, value: Any) -> None:
-    if value is None:
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 < value <= 1:
-        raise InvalidInputError(field, value, "must be above 0 and at most 1")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .. import checks
 from ..errors import InvalidInputError, UnknownOptionError
 
 PUBLISHERS = ("null", "zmq")
@@ -49,8 +50,7 @@ class KVEventsConfig:
                 raise InvalidInputError(field, getattr(self, field), "must be True or False")
         if self.publisher is None:
             object.__setattr__(self, "publisher", "zmq" if self.enable_kv_cache_events else "null")
-        if self.publisher not in PUBLISHERS:
-            raise InvalidInputError("publisher", self.publisher, f"must be one of {', '.join(PUBLISHERS)}")
+        checks.one_of("publisher", self.publisher, PUBLISHERS)
         _need_endpoint("endpoint", self.endpoint)
         if self.replay_endpoint is not None:
             _need_endpoint("replay_endpoint", self.replay_endpoint)
@@ -60,9 +60,7 @@ class KVEventsConfig:
             ("max_queue_size", 1, 2**31 - 1),
             ("event_buffer_size", 1, 2**24),
         ):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise InvalidInputError(field, value, f"must be {low}..={high}")
+            checks.whole(field, getattr(self, field), low, high)
         for field in ("topic", "medium"):
             if not isinstance(getattr(self, field), str):
                 raise InvalidInputError(field, getattr(self, field), "must be a text")

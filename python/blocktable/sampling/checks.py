@@ -12,7 +12,10 @@ from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
+from ..checks import flag
 from ..errors import InvalidInputError, UnknownOptionError
+
+__all__ = ["between", "biases", "count", "flag", "num_bytes", "number", "refuse_others", "some", "texts", "token_ids", "whole"]
 
 MAX_COUNT = 2**31 - 1
 """Largest number that counts something, and largest token id."""
@@ -72,13 +75,6 @@ def number(field: str, value: Any, *, high: float, low: float = 0.0, above_zero:
     if not math.isfinite(number) or number > high or number < low or (above_zero and number == 0.0):
         raise InvalidInputError(field, value if number == value else number, bound)
     return number
-
-
-def flag(field: str, value: Any) -> bool:
-    """True or False, and no number that equals one."""
-    if not isinstance(value, bool):
-        raise InvalidInputError(field, value, "must be True or False")
-    return value
 
 
 def texts(field: str, value: Any, most: int, longest: int) -> tuple[str, ...]:

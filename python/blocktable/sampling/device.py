@@ -99,8 +99,9 @@ class Raw:
         self._index = sent(order, logits)
         raw = logits[self._index]
         self._raw, self._drawn = raw[: len(self._greedy)], raw[len(self._greedy) :]
-        log_sums = torch.logsumexp(self._raw, dim=1, keepdim=True)
-        self._log_sums = torch.where(log_sums.isfinite(), log_sums, torch.nan)
+        # Apart, since beside a logit of thousands the rest has few bits. Of a row that has no log-softmax one of them is NaN.
+        self._largest = self._raw.amax(dim=1, keepdim=True)
+        self._rest = torch.logsumexp(self._raw - self._largest, dim=1, keepdim=True)
         self._top = _top(self._raw, told.ids.shape[1] - 1)
 
     def best(self, logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -123,7 +124,7 @@ class Raw:
         before = (self._raw == logit) & (torch.arange(self._raw.shape[1], device=chosen.device) < chosen)
         ranks = 1 + (self._raw > logit).sum(dim=1) + before.sum(dim=1)
         ids = torch.cat((chosen, self._top), dim=1)
-        values = (self._raw.gather(1, ids) - self._log_sums).clamp_min(LOWEST_LOGPROB)
+        values = (self._raw.gather(1, ids) - self._largest - self._rest).clamp_min(LOWEST_LOGPROB)
         return [ids.to(torch.int32), values.view(torch.int32), ranks.to(torch.int32), self._drawn.view(torch.int32)]
 
 

@@ -74,7 +74,7 @@ class HostLogprobs:
             chosen = int(told.ids[place, 0])
             told.ids[place, 1 : 1 + count] = _best(raw, count)
             ids = told.ids[place, : 1 + count]
-            told.values[place, : 1 + count] = np.maximum(raw[ids] - log_sum, LOWEST_LOGPROB)
+            told.values[place, : 1 + count] = np.maximum(raw[ids].astype(np.float64) - log_sum, LOWEST_LOGPROB)
             told.ranks[place] = 1 + np.count_nonzero(raw > raw[chosen]) + np.count_nonzero(raw[:chosen] == raw[chosen])
 
     def _log_sum(self, raw: Floats) -> float:

@@ -13,7 +13,6 @@ import argparse
 import ast
 import inspect
 import json
-import math
 import re
 import tomllib
 import types
@@ -26,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from .. import checks
 from ..engine.config import EngineConfig
 from ..errors import InvalidInputError, UnknownOptionError
 from .limits import Limits
@@ -103,22 +103,21 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         for name in ("model", "host", "admin_host"):
-            _need_text(name, getattr(self, name))
+            checks.text(name, getattr(self, name))
         for name in ("served_model_name", "api_key_file", "otlp_traces_endpoint"):
             if getattr(self, name) is not None:
-                _need_text(name, getattr(self, name))
+                checks.text(name, getattr(self, name))
         for name in ("port", "admin_port"):
-            _need_whole(name, getattr(self, name), 0, 65535)
-        _need_whole("engine_restart", self.engine_restart, 0, 1000)
-        _need_seconds("drain_timeout_s", self.drain_timeout_s, low=0.0)
-        _need_seconds("stall_s", self.stall_s, low=0.1)
-        _need_one_of("log_level", self.log_level, LEVELS)
-        _need_one_of("log_format", self.log_format, LOG_FORMATS)
+            checks.whole(name, getattr(self, name), 0, 65535)
+        checks.whole("engine_restart", self.engine_restart, 0, 1000)
+        checks.seconds("drain_timeout_s", self.drain_timeout_s, low=0.0)
+        checks.seconds("stall_s", self.stall_s, low=0.1)
+        checks.one_of("log_level", self.log_level, LEVELS)
+        checks.one_of("log_format", self.log_format, LOG_FORMATS)
         if self.tool_call_parser is not None:
-            _need_one_of("tool_call_parser", self.tool_call_parser, tuple(FORMATS))
+            checks.one_of("tool_call_parser", self.tool_call_parser, tuple(FORMATS))
         for name in ("enable_auto_tool_choice", "log_requests", "log_prompts"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidInputError(name, getattr(self, name), "must be true or false")
+            checks.flag(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,24 +306,3 @@ def _words(record: type) -> Mapping[str, str]:
             if isinstance(below.value, ast.Constant):
                 words[one.target.id] = " ".join(str(below.value.value).replace("`", "").split())
     return words
-
-
-def _need_text(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not value:
-        raise InvalidInputError(name, value, "must be a text that is not empty")
-
-
-def _need_whole(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidInputError(name, value, f"must be a whole number from {low} to {high}")
-
-
-def _need_seconds(name: str, value: Any, *, low: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= 1e6:
-        raise InvalidInputError(name, value, f"must be a number of seconds from {low:g} to 1e6")
-
-
-def _need_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InvalidInputError(name, value, f"must be one of {', '.join(known)}")
