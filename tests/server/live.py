@@ -140,9 +140,9 @@ def open_request(
     return connection
 
 
-def wait_until(is_so: Callable[[], bool], what: str) -> None:
+def wait_until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
     """Raises `TimeoutError` if it does not come to be so."""
-    for _ in range(int(PATIENCE_S * 200)):
+    for _ in range(int(patience_s * 200)):
         if is_so():
             return
         threading.Event().wait(0.005)

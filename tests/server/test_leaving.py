@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from blocktable import AsyncLLM
 from blocktable.server import endpoint
@@ -18,7 +19,9 @@ from blocktable.server.in_process import InProcessEngine
 from tests.engine.faults import faulty_model, loop_of
 from tests.engine.ways import check_empty
 
+from . import live
 from .conftest import MakeServer
+from .fake_engine import FakeEngine
 from .live import Live, events, open_request, wait_until
 
 STEP_S = 0.02
@@ -230,3 +233,40 @@ def test_two_thousand_streams_left_leave_nothing(engine: AsyncLLM, serve: MakeSe
     before = psutil.Process().memory_info().rss
     storm(server, engine, 2000)
     assert psutil.Process().memory_info().rss - before < 20 * 2**20
+
+
+def check_pipelined(serve: MakeServer) -> None:
+    """Two more requests were sent before the first was answered."""
+    is_over = threading.Event()
+
+    async def going_on(request: EngineRequest) -> AsyncGenerator[Piece, None]:
+        while not is_over.is_set():
+            await asyncio.sleep(0.001)
+            yield Piece("a", [1], None, None, 0)
+        yield Piece("a", [1], "stop", None, 0)
+
+    engine = FakeEngine(going_on)
+    connection = open_request(serve(engine), "/v1/completions", {"prompt": [1], "stream": True})
+    content = b'{"prompt": [1]}'
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
+    connection.sendall((head.encode() + b"\r\n\r\n" + content) * 2)
+    wait_until(lambda: engine.num_pieces > 100, "a stream that goes on")
+    connection.close()
+    try:
+        wait_until(lambda: len(engine.ended) == 1, "its end", 5.0)
+    finally:
+        is_over.set()
+    assert len(engine.begun) == 1
+
+
+def test_who_leaves_while_more_requests_wait_behind_the_first_has_all_of_them_ended(serve: MakeServer) -> None:
+    check_pipelined(serve)
+
+
+def test_a_server_that_tells_the_newest_request_alone_is_caught(serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: uvicorn's own way."""
+    monkeypatch.setattr(live.http_protocol, "counting_protocol", lambda refusals: AutoHTTPProtocol)
+    with pytest.raises(TimeoutError):
+        check_pipelined(serve)
