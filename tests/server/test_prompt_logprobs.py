@@ -94,6 +94,17 @@ def test_whose_prompt_was_not_computed_has_none(client: openai.OpenAI) -> None:
     assert choice.prompt_logprobs is None  # type: ignore[attr-defined]
 
 
+def test_more_than_a_reply_can_hold_are_refused(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts of 3 and 2 tokens, two answers each, and two best ones beside each token."""
+    ask = {"prompt": [[5, 6, 7], [5, 6]], "n": 2, "max_tokens": 1, "prompt_logprobs": 2}
+    for most, status in ((30, 200), (29, 400)):
+        monkeypatch.setattr(generation, "MOST_SCORED", most)
+        answer = server.client().post("/v1/completions", json=ask)
+        assert answer.status_code == status
+    assert answer.json()["error"]["param"] == "prompt_logprobs"
+    assert "are 30: at most 29" in answer.json()["error"]["message"]
+
+
 def test_they_come_from_a_process_of_its_own(served: Served) -> None:
     """Whose model says the next number, and little else."""
     asked = request([5, 6, 9], 2, "scored", is_streamed=False)

@@ -37,6 +37,9 @@ DEFAULT_MAX_TOKENS = 16
 SHAPE, FORMAT = "structured_outputs", "response_format"
 """How vLLM and the engine call the shape of a text, and how OpenAI does."""
 
+MOST_SCORED = 2**22
+"""Log probabilities of prompts in one reply, which takes some 80 bytes for each; the engine sends a prompt's in one frame."""
+
 BYTES_OF_A_CHARACTER = 16
 """Packed token ids of log probabilities that take as long to write as a character takes to be read."""
 
@@ -111,6 +114,8 @@ class Generation:
         """Of log probabilities, if they were asked for."""
         self._shape_field = ask.shape_field
         self._num_prompt_tokens = sum(map(len, prompts))
+        if ask.prompt_logprobs is not None:
+            _check_scored(self._num_prompt_tokens * self.n, ask.prompt_logprobs)
         deadlines = [one for one in (ask.deadline_s, serving.limits.max_request_s) if one is not None]
         at_once = min(self.n, serving.engine.info.max_num_seqs)
         self._requests = {
@@ -202,6 +207,16 @@ def _mean_logprob(told: PieceLogprobs | None) -> float:
     if told is None or not told.values:
         return -math.inf
     return float(np.frombuffer(told.values, dtype=np.float32)[:: 1 + told.num_best].mean())
+
+
+def _check_scored(num_tokens: int, num_best: int) -> None:
+    """`num_tokens`: of the prompts of all answers."""
+    count = num_tokens * (1 + num_best)
+    if count > MOST_SCORED:
+        bound = (
+            f"{1 + num_best} for each of {num_tokens} prompt tokens, all answers together, are {count}: at most {MOST_SCORED}"
+        )
+        raise disagree("prompt_logprobs", bound)
 
 
 def check_together(serving: Serving, ask: GenerationRequest, sampling: dict[str, Any]) -> None:
