@@ -239,7 +239,7 @@ def test_a_thousand_waiting_pieces_are_one_frame(served: Served) -> None:
         return Beat(0, 0, 0, 0.0)
 
     with ours, theirs:
-        sender = Sender(theirs, beat_s=0.01, beat=beat, on_end=lambda number: None)
+        sender = Sender(theirs, beat_s=0.01, beat=beat, on_end=lambda number: None, on_lost=lambda number: None)
         outbox = Outbox(lambda mailbox: None)
         assert beats.wait(60)
         mailboxes = [WireMailbox(outbox, str(n), RequestOutputKind.DELTA, n, sender) for n in range(1000)]
@@ -256,6 +256,42 @@ def test_a_thousand_waiting_pieces_are_one_frame(served: Served) -> None:
         assert len(found) == 1
         assert sorted(found[0].numbers) == list(range(1000))
         assert all(piece.token_ids == [0, 1, 2] and piece.finish_reason == "length" for piece in found[0].pieces)
+        sender.close()
+
+
+def test_a_piece_that_fits_no_frame_ends_its_request_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    from blocktable.engine.mailbox import Outbox
+    from blocktable.engine.outputs import CompletionOutput, RequestOutput
+    from blocktable.sampling.params import RequestOutputKind
+    from blocktable.server import engine_sender, frames
+    from blocktable.server.engine_sender import WireMailbox
+    from blocktable.server.frames import FrameReader
+    from blocktable.server.wire import Beat, Pieces, Refused, Report
+
+    monkeypatch.setattr(frames, "MAX_FRAME", 5000)
+    monkeypatch.setattr(engine_sender, "_split", lambda numbers, pieces: map(Pieces, zip(numbers), zip(pieces)))
+    ours, theirs = socket.socketpair()
+    lost: list[int] = []
+    with ours, theirs:
+        sender = Sender(theirs, beat_s=60, beat=lambda: Beat(0, 0, 0, 0.0), on_end=lambda number: None, on_lost=lost.append)
+        outbox = Outbox(lambda mailbox: None)
+        for number, text in enumerate(["short", "x" * 6000, "short"]):
+            mailbox = WireMailbox(outbox, str(number), RequestOutputKind.DELTA, number, sender)
+            answer = CompletionOutput(0, text, [1], finish_reason="length")
+            mailbox.append(RequestOutput(mailbox.request_id, None, None, [answer], finished=True))
+        outbox.deliver(lambda mailbox: None)
+        reader: FrameReader[Any] = FrameReader(Report)
+        told, refused = [], []
+        ours.settimeout(60)
+        while len(told) + len(refused) < 3:
+            for record in reader.feed(ours.recv(2**20)):
+                told += record.numbers if isinstance(record, Pieces) else []
+                refused += [record] if isinstance(record, Refused) else []
+        assert (sorted(told), [record.number for record in refused], lost) == ([0, 2], [1], [1])
+        with pytest.raises(InvalidInputError, match="logprobs.*at most 5000"):
+            raise refused[0].error.error()
         sender.close()
 
 

@@ -120,7 +120,9 @@ class EngineProcess:
         self._compiling: set[int] = set()  # numbers of requests that are there and that nobody has left
         # Held where a request comes out of there, and where one is left: it is found in one place or the other.
         self._moving = threading.Lock()
-        self._sender: Sender = Sender(connection, beat_s=launch.beat_s, beat=self._beat, on_end=self._forget)
+        self._sender: Sender = Sender(
+            connection, beat_s=launch.beat_s, beat=self._beat, on_end=self._forget, on_lost=self._abort
+        )
         # Not here, or nobody would hear the socket while a large model is loaded.
         threading.Thread(target=self._build, name="blocktable-build", daemon=True).start()
 

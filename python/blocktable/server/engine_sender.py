@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..engine.mailbox import Mailbox, Outbox
+from ..errors import FrameError, InvalidInputError
 from ..sampling.params import RequestOutputKind
 from .engine_client import Piece, pieces_of
 from .frames import frame
@@ -56,15 +57,22 @@ class WireMailbox(Mailbox):
 
 class Sender:
     """Sends until `close`. `beat` tells how the engine moves, `on_end` is told the number of each request whose end was
-    sent."""
+    sent, `on_lost` that of one which ends because what came for it fits no frame."""
 
     def __init__(
-        self, connection: socket.socket, *, beat_s: float, beat: Callable[[], Beat], on_end: Callable[[int], object]
+        self,
+        connection: socket.socket,
+        *,
+        beat_s: float,
+        beat: Callable[[], Beat],
+        on_end: Callable[[int], object],
+        on_lost: Callable[[int], object],
     ) -> None:
         self._connection = connection
         self._beat_s = beat_s
         self._beat = beat
         self._on_end = on_end
+        self._on_lost = on_lost
         self._due = 0.0
         self._line: queue.SimpleQueue[Sequence[WireMailbox] | Report | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="blocktable-sender", daemon=True)
@@ -103,7 +111,15 @@ class Sender:
                 for mailbox in item:
                     self._read(mailbox, numbers, pieces, others)
         for records in _split(numbers, pieces):
-            self._connection.sendall(frame(records))
+            try:
+                ready = frame(records)
+            except FrameError as error:  # one piece alone, with more log probabilities than the other end would read
+                told = InvalidInputError("logprobs", "an answer", f"must fit a message to the server, and has {error}")
+                for number in records.numbers:
+                    self._on_lost(number)
+                    others.append(Refused(number, ErrorRecord.of(told)))
+                continue
+            self._connection.sendall(ready)
         for report in others:
             self._connection.sendall(frame(report))
         if is_open and time.monotonic() >= self._due:
