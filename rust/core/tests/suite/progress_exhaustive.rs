@@ -24,10 +24,9 @@ use crate::broken::{Checked, ensure};
 use crate::driver::{self, Driver};
 use crate::mutants::under;
 use crate::policy_checks;
-use crate::seed;
 
-/// Events of one order; one more in a soak.
-const DEPTH: usize = 6;
+/// Events of one order.
+const DEPTH: usize = 7;
 
 /// Steps in which one more request must have ended: the tokens of the longest, for each of the three that may be ahead of it.
 const BOUND: usize = 3 * 12;
@@ -178,7 +177,7 @@ fn finish(driver: &mut Driver, order: &[Event]) -> Checked {
 }
 
 fn check(name: &str, config: &Config) -> Checked {
-    let (played, states) = every_order(config, DEPTH + usize::from(seed::is_soak()))?;
+    let (played, states) = every_order(config, DEPTH)?;
     eprintln!("{name}: {played} orders reach {states} states");
     ensure(states > 1000, "orders", || format!("{states} states"))
 }

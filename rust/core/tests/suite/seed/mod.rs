@@ -11,11 +11,6 @@ pub fn seed() -> u64 {
     number("BLOCKTABLE_SEED").unwrap_or(0)
 }
 
-/// Whether hours are well spent: random tests are asked for very many cases.
-pub fn is_soak() -> bool {
-    number("BLOCKTABLE_CASES").is_some_and(|cases| cases >= 100_000)
-}
-
 /// Runs `default_cases` cases, unless the environment asks for another number. Says what repeats them; returns their
 /// number.
 ///
