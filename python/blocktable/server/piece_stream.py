@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from .engine_client import AtOnce, Piece, PieceLogprobs
+from .engine_client import AtOnce, Piece, PieceLogprobs, passed_on
 
 logger = logging.getLogger("blocktable.server")
 
@@ -67,11 +67,8 @@ class PieceStream:
                 self._bell = None
 
     def _passes(self, piece: Piece) -> bool:
-        at_once = self._at_once
-        if at_once is None or piece.finish_reason is not None:
-            return False
         try:
-            return at_once(piece)
+            return passed_on(piece, self._at_once)
         except Exception as error:
             # No other reader is to meet it; its own takes the pieces itself from here on.
             self._at_once = None

@@ -39,8 +39,14 @@ class ServeApp:
         """See `server_process.MakeApp`."""
         options = self._options
         name = options.served_model_name
-        tools = {"tool_call_parser": options.tool_call_parser, "has_auto_tool_choice": options.enable_auto_tool_choice}
-        serving = Serving.of(engine, options.limits, () if name is None else (name,), refusals, **tools)
+        serving = Serving.of(
+            engine,
+            options.limits,
+            () if name is None else (name,),
+            refusals,
+            tool_call_parser=options.tool_call_parser,
+            has_auto_tool_choice=options.enable_auto_tool_choice,
+        )
         return make_app(serving, self._tenants, health=health, when_prepared=settle_memory)
 
     def read_keys(self) -> None:

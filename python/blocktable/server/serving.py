@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..engine.cpu_budget import usable_cpus
 from .chunk_writer import WriteNow, write_nothing
@@ -58,12 +57,22 @@ class Serving:
         limits: Limits | None = None,
         names: Sequence[str] = (),
         refusals: Refusals | None = None,
-        **tools: Any,
+        *,
+        tool_call_parser: str | None = None,
+        has_auto_tool_choice: bool = True,
     ) -> Serving:
-        """With a reader of its own, which `close` ends. `tools`: `tool_call_parser` and `has_auto_tool_choice`."""
+        """With a reader of its own, which `close` ends."""
         reader = Reader(engine, max(1, min(usable_cpus() - 1, MAX_READERS)))
         noted = Refusals() if refusals is None else refusals
-        return cls(engine=engine, reader=reader, limits=limits or Limits(), names=names, refusals=noted, **tools)
+        return cls(
+            engine=engine,
+            reader=reader,
+            limits=limits or Limits(),
+            names=names,
+            tool_call_parser=tool_call_parser,
+            has_auto_tool_choice=has_auto_tool_choice,
+            refusals=noted,
+        )
 
     def close(self) -> None:
         """End what was begun here; the engine is its owner's to end."""

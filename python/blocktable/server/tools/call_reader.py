@@ -222,6 +222,14 @@ class CallReader(JsonText, ABC):
         self._open = None
         self._say_held(len(self._held))
 
+    def _whole(self, calls: Reading[None]) -> Reading[None]:
+        """A text that is `calls` from its start on, or content from where it is not."""
+        try:
+            yield from calls
+        except BrokenError:
+            self._give_back()
+        yield from self._until("")
+
     def _say_held(self, count: int) -> None:
         """The first of what is held are content."""
         if count:

@@ -13,11 +13,7 @@ class ForcedReader(CallReader):
     """Of calls in a list."""
 
     def _read(self) -> Reading[None]:
-        try:
-            yield from self._all()
-        except BrokenError:
-            self._give_back()
-        yield from self._until("")
+        yield from self._whole(self._all())
 
     def _all(self) -> Reading[None]:
         if (yield from self._behind_space()) != "[":

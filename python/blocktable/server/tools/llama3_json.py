@@ -19,11 +19,7 @@ class Llama3JsonReader(CallReader):
     MARKERS: ClassVar[tuple[str, ...]] = (TAG,)
 
     def _read(self) -> Reading[None]:
-        try:
-            yield from self._all()
-        except BrokenError:
-            self._give_back()
-        yield from self._until("")
+        yield from self._whole(self._all())
 
     def _all(self) -> Reading[None]:
         first = yield from self._behind_space()
