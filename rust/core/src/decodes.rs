@@ -35,7 +35,7 @@ impl Scheduler {
                 let seat = seats[count];
                 let request = lines[seat].line_mut();
                 let Some(next) = request.next_row(size) else { break };
-                request.fly_decode(step, entries.len(), rows.first_sample + count);
+                request.fly(step, entries.len(), 1, Some(rows.first_sample + count));
                 rows.seq_slots[count] = next.row.index() as i32;
                 rows.token_ids[count] = next.token as i32;
                 rows.token_sources[count] = next.source;

@@ -4,7 +4,6 @@
 //! There are never more rows than tokens in the budget, so every decode moves in every step, and so does the first prefill.
 
 use std::hint::black_box;
-use std::sync::Arc;
 
 use crate::beside;
 use crate::decodes::READ_AHEAD;
@@ -42,8 +41,7 @@ impl Scheduler {
         self.frontier.clear();
         self.idle_sharers.clear();
         self.refused = None;
-        let layout = Arc::clone(&self.layout);
-        let rows = &mut RowArrays::new(&layout, memory.staging, self.config.max_num_batched_tokens as usize);
+        let rows = &mut RowArrays::new(&self.layout, memory.staging, self.config.max_num_batched_tokens as usize);
         let ended_before = self.ended.len();
         let wasted_before = self.counters.wasted_rows_sum;
         let preemptions_before = self.counters.preemptions;
@@ -93,7 +91,7 @@ impl Scheduler {
         self.draft.ended.extend(self.ended.drain(..told));
         self.ended_with_row = 0;
         self.draft.apply_to_tables(shape, memory.tables);
-        Ok(self.draft.write(sizes, &layout, memory.staging))
+        Ok(self.draft.write(sizes, &self.layout, memory.staging))
     }
 
     /// Adds `chunk` rows of the request at `seat` to the plan. Its table has blocks for them.

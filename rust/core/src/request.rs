@@ -383,14 +383,6 @@ impl Request {
         }
     }
 
-    /// Step `step` computes the one row of a decode, as its entry `entry`, and brings its token as its sample `sample`.
-    #[inline(always)]
-    pub(crate) fn fly_decode(&mut self, step: u64, entry: usize, sample: usize) {
-        (self.planned_in, self.entry, self.source) = (step, entry as u32, sample as i32);
-        self.ahead += 1;
-        self.coming += 1;
-    }
-
     /// Of what a step was to compute, `chunk` rows with a token or without, `kept` rows are there.
     pub(crate) fn land(&mut self, chunk: usize, kept: usize, samples: bool) {
         self.computed += kept as u32;

@@ -6,7 +6,6 @@
 //! ended holds nothing: see `audit.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use hashbrown::HashTable;
 
@@ -44,7 +43,7 @@ use crate::waiting_line::WaitingLine;
 pub struct Scheduler {
     pub(crate) config: Config,
     pub(crate) block_size: BlockSize,
-    pub(crate) layout: Arc<Layout>,
+    pub(crate) layout: Layout,
     pub(crate) groups: Groups,
     pub(crate) pool: BlockPool,
     pub(crate) hasher: BlockHasher,
@@ -151,7 +150,7 @@ impl Scheduler {
         pool = pool.sharing(&config.domain_shares);
         Ok(Scheduler {
             block_size: BlockSize::new(config.block_size),
-            layout: Arc::new(Layout::new(&config)),
+            layout: Layout::new(&config),
             groups: Groups::new(&config),
             pool,
             hasher: config.hasher()?,
