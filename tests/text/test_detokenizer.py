@@ -299,7 +299,7 @@ class WaitsForSurrogates(ByteDetokenizer):
 class RunsNotHeld(WindowDetokenizer):
     """A byte of a run is shown as soon as it makes a character."""
 
-    def _step(self, token_id: int) -> str:
+    def push_token(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._decode(self._window)
         return "" if text.endswith("\ufffd") else self._release(text)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from ..errors import InvalidInputError, NeverFitsError, QueueFullError
+from .inbox import OutputQueue
 from .intake import Job
 from .outputs import RequestOutput
 from .step_loop import StepLoop
@@ -25,7 +26,7 @@ class Batch:
     loop: StepLoop
     jobs: Sequence[Job]
     is_streamed: bool = False
-    inbox: deque[RequestOutput] = field(init=False, default_factory=deque)
+    inbox: OutputQueue = field(init=False, default_factory=OutputQueue)
     _places: dict[str, int] = field(init=False, default_factory=dict)  # request id -> place in `jobs`
     _waiting: deque[int] = field(init=False, default_factory=deque)  # places that the queue had no room for
     _num_open: int = field(init=False, default=0)

@@ -8,7 +8,6 @@ has several of these, in a `Family`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from .. import _core
 from ..sampling.guide import Guide
@@ -16,6 +15,7 @@ from ..sampling.params import ResolvedSampling
 from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
 from .family import Family
+from .inbox import Inbox
 from .output_rows import NO_OUTPUTS, SavedOutputs
 from .outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from .prompt_scores import PromptScores
@@ -26,13 +26,6 @@ NANOSECONDS = 1_000_000_000
 
 ABORTS = {_core.END_ABORTED_DEADLINE: "deadline", _core.END_ABORTED_CAPACITY: "capacity"}
 """Why the core aborted what nobody asked to abort."""
-
-
-class Inbox(Protocol):
-    """Where a caller takes the outputs of its own requests from: a deque, oldest first, or a mailbox."""
-
-    def append(self, output: RequestOutput, /) -> None:
-        """Take one more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,6 +69,12 @@ class LiveRequest:
     prompt_scores: PromptScores | None = None
     """Of its prompt's tokens, if it asked for them; all answers of a request have the same ones."""
     tokenizer: Tokenizer | None = field(default=None, repr=False)
+    is_plain: bool = field(init=False)
+    """It streams text and tokens and nothing else, and nothing in its text ends it."""
+
+    def __post_init__(self) -> None:
+        has_more = self.guide is not None or self.logprobs is not None or self.prompt_scores is not None
+        self.is_plain = self.is_streamed and not has_more and not self.sampling.stop
 
     def enters(self, now_ns: int) -> None:
         """It gets a row."""
@@ -90,6 +89,11 @@ class LiveRequest:
         self.num_preemptions += 1
         self.lost_ns = now_ns
 
+    def speak(self, token_id: int) -> None:
+        """Hand out a token of a plain one, which does not end it."""
+        text = "" if self.text is None else self.text.push_token(token_id)
+        self.inbox.append_token(self, text, token_id)
+
     def take_token(self, token_id: int, *, ended_by_token: bool) -> str:
         """One more output token of a request whose text runs along: the piece of text that it made whole, perhaps none."""
         return "" if self.text is None else self.text.push((token_id,), ended_by_token=ended_by_token)
@@ -101,7 +105,7 @@ class LiveRequest:
 
     def give(self, piece: str, token_id: int) -> None:
         """Hand out a streamed token and the text that it made whole."""
-        self.inbox.append(self._output(piece, [token_id]))
+        self.inbox.append(self.output(piece, [token_id]))
 
     def end(self, code: int, outputs: SavedOutputs, *, piece: str = "", is_new: bool = False) -> None:
         """It has ended with the core's `code` and these outputs: hand out the last output, which holds everything.
@@ -116,9 +120,9 @@ class LiveRequest:
             text.push(token_ids, ended_by_token=self.is_end_token(code, token_ids[-1:]))
         piece += text.finish()
         if self.is_streamed:
-            output = self._output(piece, token_ids[-1:] if is_new else [], finished=True)
+            output = self.output(piece, token_ids[-1:] if is_new else [], finished=True)
         else:
-            output = self._output(text.text, token_ids, finished=True)
+            output = self.output(text.text, token_ids, finished=True)
         self._tell_why(output.outputs[0], code, text, token_ids)
         output.metrics = self._metrics(outputs)
         told = output if self.family is None else self.family.end(output, is_streamed=self.is_streamed)
@@ -150,7 +154,8 @@ class LiveRequest:
             return "refused"
         return "length" if code == _core.END_FINISHED_LENGTH else "abort"
 
-    def _output(self, text: str, token_ids: list[int], *, finished: bool = False) -> RequestOutput:
+    def output(self, text: str, token_ids: list[int], *, finished: bool = False) -> RequestOutput:
+        """What its caller reads: these of its tokens and their text."""
         answer = CompletionOutput(index=self.index, text=text, token_ids=token_ids)
         if self.logprobs is not None:
             answer.token_logprobs, answer.cumulative_logprob = self.logprobs.take(), self.logprobs.cumulative

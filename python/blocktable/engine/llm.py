@@ -6,7 +6,6 @@ refused with a typed error before anything is queued, and the engine goes on; tw
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import import_module
@@ -20,6 +19,7 @@ from ..sampling.params import SamplingParams
 from .batch import Batch, Stream
 from .build import Engine, build_engine
 from .config import EngineConfig
+from .inbox import OutputQueue
 from .intake import Job, Wishes, WishOptions
 from .outputs import RequestOutput
 from .report import KVReport, make_report
@@ -34,7 +34,7 @@ class LLM:
 
     def __init__(self, model: Any, *, tokenizer: Any = None, **options: Any) -> None:
         self._engine: Engine | None = build_engine(model, tokenizer, options)
-        self._inbox: deque[RequestOutput] = deque()
+        self._inbox = OutputQueue()
 
     @property
     def config(self) -> EngineConfig:

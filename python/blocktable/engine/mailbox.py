@@ -11,36 +11,53 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..sampling.params import RequestOutputKind
 from .outputs import CompletionOutput, RequestOutput
 from .token_logprobs import TokenLogprobs
+
+if TYPE_CHECKING:
+    from .live_request import LiveRequest
 
 
 class _Unread:
     """Of one answer: the newest output, and what it is to be told together with: what came since its reader took the last of
     it, and, unless that is all that the reader wants, before."""
 
-    __slots__ = ("latest", "logprobs", "pieces", "token_ids")
+    __slots__ = ("has_new", "index", "latest", "logprobs", "pieces", "token_ids")
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
+        self.index = index
         self.pieces: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: TokenLogprobs | None = None
         self.latest: CompletionOutput | None = None
+        self.has_new = False
 
     def put(self, answer: CompletionOutput) -> None:
         """What came next."""
         if self.latest is not None:
             self._keep(self.latest)
         self.latest = answer
+        self.has_new = True
+
+    def put_token(self, text: str, token_id: int) -> None:
+        """The same, of an answer that has nothing but text and tokens so far."""
+        self.pieces.append(text)
+        self.token_ids.append(token_id)
+        self.has_new = True
+
+    def take_tokens(self) -> tuple[str, list[int]]:
+        """All of it, which was put in token by token."""
+        pieces, token_ids = self.pieces, self.token_ids
+        self.pieces, self.token_ids, self.has_new = [], [], False
+        return pieces[0] if len(pieces) == 1 else "".join(pieces), token_ids
 
     def take(self, *, is_delta: bool) -> CompletionOutput:
         """It, as one; there has to be something new."""
-        answer, self.latest = self.latest, None
-        if answer is None:
-            raise LookupError("nothing came")
+        answer = CompletionOutput(self.index, "", []) if self.latest is None else self.latest
+        self.latest, self.has_new = None, False
         if self.pieces:
             self._keep(answer)
             answer.text, answer.token_ids, answer.token_logprobs = "".join(self.pieces), self.token_ids, self.logprobs
@@ -69,6 +86,7 @@ class Mailbox(ABC):
         self.kind = kind
         self._lock = threading.Lock()
         self._latest: RequestOutput | None = None  # not taken yet
+        self._source: LiveRequest | None = None  # of tokens that were not taken yet
         self._unread: dict[int, _Unread] = {}  # by the answer's index
         self._error: Exception | None = None
         self._is_ended = False
@@ -78,18 +96,28 @@ class Mailbox(ABC):
         """One more output of a step that is not over yet: see `Outbox.deliver`."""
         self._outbox.hold(self, output)
 
+    def append_token(self, request: LiveRequest, text: str, token_id: int) -> None:
+        """See `Inbox`: a token of a step that is not over yet."""
+        self._outbox.hold_token(self, request, text, token_id)
+
     def put(self, output: RequestOutput) -> bool:
         """Merge one more output; returns whether the reader has to be woken. After the end it is dropped."""
         with self._lock:
             if self._is_ended:
                 return False
             for answer in output.outputs:
-                unread = self._unread.get(answer.index)
-                if unread is None:
-                    unread = self._unread[answer.index] = _Unread()
-                unread.put(answer)
+                self._unread_of(answer.index).put(answer)
             self._latest = output
             self._is_ended = output.finished
+            return self._call()
+
+    def put_token(self, request: LiveRequest, text: str, token_id: int) -> bool:
+        """The same of `request.output(text, [token_id])`, which nothing but text and tokens came before."""
+        with self._lock:
+            if self._is_ended:
+                return False
+            self._unread_of(request.index).put_token(text, token_id)
+            self._source = request
             return self._call()
 
     def fail(self, error: Exception) -> bool:
@@ -98,7 +126,7 @@ class Mailbox(ABC):
         with self._lock:
             if self._is_ended:
                 return False
-            self._latest = None
+            self._latest = self._source = None
             self._error = error
             self._is_ended = True
             return self._call()
@@ -109,17 +137,38 @@ class Mailbox(ABC):
             self._is_called = False
             if self._error is not None:
                 raise self._error
-            output, self._latest = self._latest, None
+            output, source = self._latest, self._source
+            self._latest = self._source = None
             if output is None:
-                return None
+                if source is None:
+                    return None
+                output = source.output("", [])
             is_delta = self.kind is RequestOutputKind.DELTA
-            if len(self._unread) == 1:
-                [unread] = self._unread.values()
-                output.outputs = [unread.take(is_delta=is_delta)]
-            else:
-                came = [self._unread[index] for index in sorted(self._unread) if self._unread[index].latest is not None]
-                output.outputs = [unread.take(is_delta=is_delta) for unread in came]
+            output.outputs = [unread.take(is_delta=is_delta) for unread in self._with_new()]
             return output
+
+    def take_tokens(self) -> tuple[int | None, list[tuple[int, str, list[int]]]] | None:
+        """The same for a reader of what is new alone, where that is tokens: how many of the prompt were cached, and for each
+        answer its index, text and tokens. None, and nothing is taken, if anything else came, or nothing."""
+        with self._lock:
+            source = self._source
+            if source is None or self._latest is not None:
+                return None
+            self._is_called = False
+            self._source = None
+            return source.num_cached, [(one.index, *one.take_tokens()) for one in self._with_new()]
+
+    def _with_new(self) -> list[_Unread]:
+        """The answers of which something came, in their order."""
+        if len(self._unread) == 1:  # then it is that one's
+            return list(self._unread.values())
+        return [self._unread[index] for index in sorted(self._unread) if self._unread[index].has_new]
+
+    def _unread_of(self, index: int) -> _Unread:
+        unread = self._unread.get(index)
+        if unread is None:
+            unread = self._unread[index] = _Unread(index)
+        return unread
 
     def _call(self) -> bool:
         is_first, self._is_called = not self._is_called, True
@@ -204,21 +253,28 @@ class Outbox:
     def __init__(self, on_lost: Callable[[Mailbox], None]) -> None:
         """`on_lost` gets those whose reader can never come: its event loop is closed."""
         self._held: list[tuple[Mailbox, RequestOutput]] = []
+        self._tokens: list[tuple[Mailbox, LiveRequest, str, int]] = []  # of a request they come before what ends it
         self._on_lost = on_lost
 
     def hold(self, mailbox: Mailbox, output: RequestOutput) -> None:
         """Keep an output until its step has gone well."""
         self._held.append((mailbox, output))
 
+    def hold_token(self, mailbox: Mailbox, request: LiveRequest, text: str, token_id: int) -> None:
+        """The same for a token."""
+        self._tokens.append((mailbox, request, text, token_id))
+
     def drop(self) -> None:
         """The step went wrong: nobody sees what it brought."""
         self._held.clear()
+        self._tokens.clear()
 
     def deliver(self, on_end: Callable[[Mailbox], None]) -> None:
         """The step went well: give everybody theirs, and wake each event loop once. `on_end` gets those that have ended, before
         their readers can know."""
         held, self._held = self._held, []
-        called = []
+        tokens, self._tokens = self._tokens, []
+        called = [mailbox for mailbox, request, text, token_id in tokens if mailbox.put_token(request, text, token_id)]
         for mailbox, output in held:
             if output.finished:
                 on_end(mailbox)

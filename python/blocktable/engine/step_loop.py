@@ -31,8 +31,9 @@ from ..text.output_text import OutputText
 from ..text.tokenizer import Tokenizer
 from .crash_report import CrashReporter
 from .family import Family
+from .inbox import Inbox
 from .intake import Job, Wishes
-from .live_request import Inbox, LiveRequest
+from .live_request import LiveRequest
 from .model_runs import InlineRuns, ModelRuns, ThreadRuns
 from .orders import Order, Orders
 from .output_rows import SavedOutputs
@@ -395,7 +396,11 @@ class StepLoop:
             rows, ids = rows[own], ids[own]
         self._rows.take(rows, ids, now_ns)
         for request, token_id in self._rows.speaking(rows, ids):
-            self._speak(request, token_id, ended.pop(request.id, None))
+            code = ended.pop(request.id, None)
+            if code is None and request.is_plain:
+                request.speak(token_id)
+            else:
+                self._speak(request, token_id, code)
         for number, code in ended.items():
             self._end(self._requests[number], code)
 

@@ -48,6 +48,10 @@ class WireMailbox(Mailbox):
 
     def pieces(self) -> list[Piece]:
         """What came since the last time, of each answer. Raises the error that ended them."""
+        tokens = self.take_tokens()
+        if tokens is not None:
+            cached, answers = tokens
+            return [Piece(text, token_ids, None, None, cached, index) for index, text, token_ids in answers]
         output = self.take()
         if output is None:
             return []

@@ -41,6 +41,9 @@ class Detokenizer(Protocol):
     def push(self, token_ids: Iterable[int]) -> str:
         """Take the next output tokens; returns the text that has become whole, perhaps none."""
 
+    def push_token(self, token_id: int) -> str:
+        """The same for one token."""
+
     def finish(self) -> str:
         """The end is reached: returns what was held back. Nothing is pushed after."""
 
@@ -62,6 +65,7 @@ class ByteDetokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: TokenIds, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._known = tokenizer.known_bytes(skip_special_tokens=skip_special_tokens)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_inside = False
         """The bytes so far end inside a character."""
@@ -71,7 +75,15 @@ class ByteDetokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """See `Detokenizer.push`."""
-        taken = b"".join([self._tokenizer.token_bytes(i, skip_special_tokens=self._skip) for i in token_ids])
+        return "".join([self.push_token(token_id) for token_id in token_ids])
+
+    def push_token(self, token_id: int) -> str:
+        """See `Detokenizer.push_token`."""
+        taken = self._known.get(token_id)
+        if taken is None:
+            taken = self._tokenizer.token_bytes(token_id, skip_special_tokens=self._skip)
+        if not self._is_inside and taken.isascii():  # the usual case, by the shortest way
+            return taken.decode("ascii")
         text = self._decode(taken)
         return self._without_prompt(text) if self._prompt_is_open else text
 
@@ -124,13 +136,14 @@ class WindowDetokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """See `Detokenizer.push`."""
-        return "".join(self._step(int(token_id)) for token_id in token_ids)
+        return "".join(self.push_token(int(token_id)) for token_id in token_ids)
 
     def finish(self) -> str:
         """See `Detokenizer.finish`."""
         return self._release(self._decode(self._window))
 
-    def _step(self, token_id: int) -> str:
+    def push_token(self, token_id: int) -> str:
+        """See `Detokenizer.push_token`."""
         if self._tokenizer.is_silent(token_id, skip_special_tokens=self._skip):
             return ""
         self._window.append(token_id)

@@ -60,6 +60,14 @@ class OutputText:
         ]
         return self._show("".join(shown))
 
+    def push_token(self, token_id: int) -> str:
+        """The same for one token that ends nothing, of a request without stop strings."""
+        self.num_tokens += 1
+        piece = "" if self._detokenizer is None else self._detokenizer.push_token(token_id)
+        if piece:
+            self._pieces.append(piece)
+        return piece
+
     def finish(self) -> str:
         """The request has ended: returns the text that was held back, if no stop string had ended it.
 
@@ -77,7 +85,7 @@ class OutputText:
         self.num_tokens += 1
         if self._detokenizer is None or not is_said:
             return ""
-        piece = self._detokenizer.push((int(token_id),))
+        piece = self._detokenizer.push_token(int(token_id))
         return self._stops.push(piece, may_stop=self.num_tokens > self._min_tokens)
 
     def _show(self, piece: str) -> str:

@@ -73,7 +73,7 @@ class Tokenizer:
         self.is_byte_level = decoders == ["ByteLevel"]
         self.has_byte_fallback = "ByteFallback" in decoders
         self.may_split_characters = "ByteLevel" in decoders
-        self._bytes: dict[int, bytes] = {}
+        self._bytes: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
         self._texts: dict[int, str] = {}
         self._before: list[int] | None = None
         self.vocab_size: int = self._native.get_vocab_size(with_added_tokens=True)
@@ -186,12 +186,16 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int, *, skip_special_tokens: bool) -> bytes:
         """UTF-8 bytes of a token of a byte-level vocabulary, whole characters or not; empty if it is silent."""
-        if skip_special_tokens and token_id in self._special_ids:
-            return b""
-        found = self._bytes.get(token_id)
+        known = self._bytes[skip_special_tokens]
+        found = known.get(token_id)
         if found is None:
-            found = self._bytes[token_id] = _bytes_of(self._native.id_to_token(token_id))
+            is_skipped = skip_special_tokens and token_id in self._special_ids
+            found = known[token_id] = b"" if is_skipped else _bytes_of(self._native.id_to_token(token_id))
         return found
+
+    def known_bytes(self, *, skip_special_tokens: bool) -> Mapping[int, bytes]:
+        """What `token_bytes` has said so far, by token; it grows with what that is asked."""
+        return self._bytes[skip_special_tokens]
 
     def token_text(self, token_id: int) -> str:
         """The text of one token read alone, as it stands in a running text: a space before it is a part of it, part of a
