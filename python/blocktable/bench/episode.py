@@ -27,7 +27,7 @@ EXPIRIES = 100
 TENANTS = 16
 """Requests belong to so many in turn; only policy fair looks at it."""
 LONGEST = 8192
-"""Tokens of the longest request: an episode of steady steps ends before its requests have more."""
+"""Tokens of the longest request: an episode in which nobody ends is over before its requests have more."""
 HEAD = "head"
 """Tenant of the request that is retried."""
 
@@ -283,10 +283,10 @@ class Episode:
     def _length(self) -> int:
         """Steps before an episode begins again."""
         if self.case.case == "head_retried":
-            return 64
+            return 1024 if self._is_long else 64
         if self.case.case == "turnover":  # a fresh pool stays fresh while it hands out blocks that were never used
             return max(64, min(8192, self.num_blocks // (2 * (self.case.running // BLOCK_SIZE + PROMPT // BLOCK_SIZE + 4))))
-        if not self._is_long or self.case.case != "steady":
+        if not self._is_long:
             return 256
         rows = min(LONGEST, (self.num_blocks // self._rows - 1) * BLOCK_SIZE)
         return max(256, rows - (PROMPT + BLOCK_SIZE) - WARM_UP - 8)

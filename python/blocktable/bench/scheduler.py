@@ -25,7 +25,8 @@ SUMMARY = """Plan and commit decode steps: us a step, with their tail, and what 
 case      steady: every sequence gets one token, nobody comes or goes
           head_retried: rows are free, but the first of the waiting does not fit and is tried again each step
           turnover: one finish and one admission (a prompt of 513 tokens) a step
-          expiries: rows are all taken, and 100 of the waiting pass their queue deadline in every step, as many as arrive
+          expiries: rows are all taken, and 100 of the waiting pass their queue deadline in every step, as many as arrive;
+          with 100 waiting, all do that came before the step: what 10,000 add is the difference
           arrivals: the same arrivals, and 100 of the waiting are aborted between two steps: what expiries cost beside them
 policy    fcfs, priority (5 of them), fair (16 tenants), deadline, prefix (all waiting are cold)
 pool      fresh, or aged: full of cached content, its free queue shuffled
@@ -63,6 +64,7 @@ DEFAULT_SET = (
     Case(1024, waiting=10_000, case="head_retried"),
     Case(1024, case="turnover"),
     Case(1024, waiting=10_000, case="turnover"),
+    Case(1024, waiting=100, case="expiries"),
     Case(1024, waiting=10_000, case="expiries"),
     Case(1024, waiting=10_000, case="arrivals"),
     *(Case(1024, waiting=10_000, policy=policy) for policy in POLICIES[1:]),
