@@ -68,7 +68,10 @@ def check(kind: RequestOutputKind, rng: random.Random) -> None:
     while live:
         for answer in rng.sample(live, rng.randint(1, len(live))):
             text, token_id = rng.choice(["", "a", "bc"]), rng.randrange(100)
-            by_token.append_token(answer, text, token_id)
+            if rng.random() < 0.2:
+                by_token.append(answer.output(text, [token_id]))
+            else:
+                by_token.append_token(answer, text, token_id)
             by_output.append(answer.output(text, [token_id]))
             if rng.random() < 0.2:
                 live.remove(answer)
@@ -131,6 +134,12 @@ def _newest_alone(unread: _Unread, text: str, token_id: int) -> None:
     unread.pieces, unread.token_ids, unread.has_new = [text], [token_id], True
 
 
+def _behind_what_came_next(unread: _Unread, text: str, token_id: int) -> None:
+    unread.pieces.append(text)
+    unread.token_ids.append(token_id)
+    unread.has_new = True
+
+
 def _ends_first(outbox: Outbox, on_end: Any) -> None:
     tokens, outbox._tokens = outbox._tokens, []
     _deliver(outbox, on_end)
@@ -150,6 +159,7 @@ FAULTS: dict[str, tuple[RequestOutputKind, Any, str, Any]] = {
     "one answer's tokens are taken, the others' are lost": (DELTA, Mailbox, "take_tokens", _first_answer_only),
     "what was told is told again": (DELTA, _Unread, "take_tokens", _with_what_was_told),
     "the newest token alone is kept": (CUMULATIVE, _Unread, "put_token", _newest_alone),
+    "what came whole is told behind the tokens that came next": (DELTA, _Unread, "put_token", _behind_what_came_next),
     "an end goes before the last token": (DELTA, Outbox, "deliver", _ends_first),
     "a piece forgets the cached tokens": (DELTA, Mailbox, "take_tokens", _without_count),
 }

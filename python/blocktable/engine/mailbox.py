@@ -44,6 +44,9 @@ class _Unread:
 
     def put_token(self, text: str, token_id: int) -> None:
         """The same, of an answer that has nothing but text and tokens so far."""
+        if self.latest is not None:  # as the first token of a second answer comes
+            self._keep(self.latest)
+            self.latest = None
         self.pieces.append(text)
         self.token_ids.append(token_id)
         self.has_new = True
