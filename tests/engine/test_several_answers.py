@@ -2,6 +2,7 @@
 prompt once, and is over once: whatever ends it ends all of them, and whatever ends one answer leaves the others."""
 
 import asyncio
+import time
 from contextlib import aclosing
 from typing import Any
 
@@ -126,6 +127,23 @@ def test_every_kind_of_output_holds_what_it_says(kind: RequestOutputKind, make_a
         assert [found[child] for child in range(N)] == [(text, ids) for _, text, ids, _, _ in right]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_who_comes_late_finds_each_answer_in_order(kind: RequestOutputKind, make_async: MakeAsync, make_llm: MakeLLM) -> None:
+    """The first tokens of all but the first answer come another way than those behind them."""
+    right = told(make_llm().generate(PROMPTS[1], params_of("drawn", n=N))[0])
+    engine = make_async()
+
+    async def main() -> RequestOutput:
+        async with aclosing(engine.generate(PROMPTS[1], params_of("drawn", n=N, output_kind=kind))) as outputs:
+            first = asyncio.ensure_future(anext(outputs))
+            await asyncio.sleep(0)  # now it is queued
+            while engine.step_thread.live_tickets:
+                time.sleep(0.001)
+            return await first
+
+    assert told(asyncio.run(main())) == right
 
 
 @pytest.mark.parametrize("when", ["waiting", "prefill", "parted"])
