@@ -1,18 +1,22 @@
 """Promise: `LLM` takes prompts in every shape, answers in their order, streams what `generate` would give, and tells how it
 went; requests may be added, aborted and left at any time; engines share nothing."""
 
+import gc
+import operator
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import blocktable
-from blocktable import LLM, RequestOutput, SamplingParams
+from blocktable import LLM, RequestOutput, SamplingParams, engine
+from blocktable.engine.step_loop import StepLoop
 from blocktable.model.kv_memory import KVMemory
 
 from .conftest import MakeLLM
-from .faults import changing, faulty_model
+from .faults import changing, faulty_model, loop_of
 from .ways import check_empty
 
 IDS = [[1, 2, 3], list(range(40, 60)), list(range(40, 70)), [90] * 9, [5], list(range(100, 164))]
@@ -115,6 +119,56 @@ def test_a_stream_that_is_never_read_gives_its_blocks_back(llm: LLM) -> None:
     assert llm.scheduler.num_waiting == len(PROMPTS)
     del stream
     llm.step()
+    check_empty(llm)
+
+
+INSIDE = ["step_loop.child_seed", "running_rows.RunningRows.take"]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("inside", INSIDE)
+def test_a_stream_may_be_dropped_by_the_garbage_collector(
+    inside: str, depth: int, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That comes in the middle of whatever its thread does: here while a request is queued, or while tokens are taken."""
+    check_collected(make_llm(overlap_depth=depth), inside, monkeypatch)
+
+
+# It is freed by force.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_stream_that_waits_for_its_own_thread_is_caught(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepLoop, "drop", lambda loop, numbers: [loop.abort(number) for number in numbers])
+    with pytest.raises(AssertionError):
+        check_collected(make_llm(), INSIDE[0], monkeypatch, patience_s=2)
+
+
+def check_collected(llm: LLM, inside: str, monkeypatch: pytest.MonkeyPatch, patience_s: float = 60) -> None:
+    right, found = ids_of(llm.generate(PROMPTS, EIGHT)), []
+    where, _, name = inside.rpartition(".")
+    owner = operator.attrgetter(where)(engine)
+    real = getattr(owner, name)
+
+    def collecting(*given: Any) -> Any:
+        gc.collect()
+        return real(*given)
+
+    def main() -> None:
+        cycle = SimpleNamespace(stream=llm.stream(PROMPTS, LONG))
+        cycle.itself = cycle
+        next(cycle.stream)
+        del cycle
+        monkeypatch.setattr(owner, name, collecting)
+        found.extend(ids_of(llm.generate(PROMPTS, EIGHT)))
+
+    thread = threading.Thread(target=main, daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    is_stuck = thread.is_alive()
+    if is_stuck:
+        loop_of(llm)._gate.release()
+        thread.join()
+    assert not is_stuck
+    assert found == right
     check_empty(llm)
 
 

@@ -57,6 +57,12 @@ class Batch:
             self.loop.abort(int(request_id))
         self.inbox.clear()
 
+    def drop(self) -> None:
+        """As `close`, from a finalizer."""
+        self._waiting.clear()
+        self._num_open = 0
+        self.loop.drop(map(int, self._places))
+
     def outputs(self) -> Iterator[tuple[int, RequestOutput]]:
         """(place in the call, output) as they come, running the engine's steps meanwhile, until all jobs have ended."""
         while self._num_open:
@@ -126,4 +132,4 @@ class Stream:
     def __del__(self) -> None:
         # A stream that is dropped half way must not leave its requests running. None: the queueing was refused.
         if getattr(self, "_batch", None) is not None:
-            self.close()
+            self._batch.drop()

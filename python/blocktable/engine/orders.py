@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 
-Order = Callable[[], None]
+Order = Callable[[], object]
 """It raises nothing of one request's: what it raises ends the engine."""
 
 

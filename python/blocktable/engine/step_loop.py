@@ -13,7 +13,9 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -186,6 +188,25 @@ class StepLoop:
                 self._land()
             return True
 
+    def drop(self, numbers: Iterable[int]) -> None:
+        """End requests that nobody reads any more: now, or, in the middle of anybody's call, before the next plan or commit.
+
+        Never waits. May be called from a finalizer, which may fall into the middle of a call of its own thread.
+        """
+        for number in numbers:
+            self._orders.post(partial(self.abort, number))
+        if self._has_turn():
+            return
+        try:
+            if self._turn.acquire(blocking=False):
+                self._mend()
+                self._orders.carry_out_all()
+                self._land()
+        finally:
+            # Not by what `acquire` returned: an interrupt may fall in between.
+            if self._has_turn():
+                self._turn.release()
+
     def post(self, order: Order) -> None:
         """Have `order` carried out by whoever runs the steps, before its next plan or commit. From any thread; never waits."""
         self._orders.post(order)
@@ -260,6 +281,10 @@ class StepLoop:
                 if self._publisher is not None:
                     self._publisher.drain(self.scheduler)
                     self._publisher.close()
+
+    def _has_turn(self) -> bool:
+        """Whether this thread is in the middle of a call. `threading.Condition` asks its lock the same."""
+        return bool(self._turn._is_owned())  # type: ignore[attr-defined]
 
     @property
     def _way_in(self) -> AbstractContextManager[Any]:
