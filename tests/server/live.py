@@ -50,7 +50,7 @@ class Live:
         self._socket.bind(("127.0.0.1", 0))
         reply.let_go_of_slow_readers(self._socket, limits.write_timeout_s)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        http = http_protocol.counting_protocol(refusals)
+        http = http_protocol.counting_protocol(refusals, limits.body_timeout_s)
         config = uvicorn.Config(app, loop="asyncio", http=http, ws="none", log_config=None, access_log=False)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="test-server")

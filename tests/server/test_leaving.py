@@ -267,6 +267,6 @@ def test_who_leaves_while_more_requests_wait_behind_the_first_has_all_of_them_en
 
 def test_a_server_that_tells_the_newest_request_alone_is_caught(serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: uvicorn's own way."""
-    monkeypatch.setattr(live.http_protocol, "counting_protocol", lambda refusals: AutoHTTPProtocol)
+    monkeypatch.setattr(live.http_protocol, "counting_protocol", lambda *given: AutoHTTPProtocol)
     with pytest.raises(TimeoutError):
         check_pipelined(serve)

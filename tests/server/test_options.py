@@ -170,6 +170,12 @@ def test_what_is_wrong_is_refused_by_its_name(
         read_options(given(*flags, "--config", str(file)), environment)
 
 
+def test_a_mark_of_the_order_of_bytes_is_no_part_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("\ufeffport = 9000\n", encoding="utf-8")
+    assert read_options(given("m", "--config", str(file)), {}).port == 9000
+
+
 def test_a_wrong_name_in_the_file_names_the_file_and_the_nearest(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text("admin-prt = 3\n")

@@ -195,7 +195,7 @@ FAULTS: dict[str, tuple[Any, str, Any, Callable[[], None]]] = {
     "all under one name": (Refusals, "note", _all_invalid, lambda: check("a long prompt")),
     "failures count too": (Refusals, "note", _all_invalid, lambda: check("a step that fails")),
     "not at all": (Refusals, "note", lambda refusals, error: None, lambda: check("a full line")),
-    "uvicorn's own protocol": (http_protocol, "counting_protocol", lambda refusals: "auto", lambda: check("no HTTP")),
+    "uvicorn's own protocol": (http_protocol, "counting_protocol", lambda *given: "auto", lambda: check("no HTTP")),
     "a late one is lost": (
         Refusals,
         "note_later",

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,71 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(fake_dir: Path, launc
             assert done.returncode == 2, (flag, done.stderr)
             assert match in done.stderr.splitlines()[-1], done.stderr
             assert "Traceback" not in done.stderr
+
+
+def test_a_mistyped_path_is_told_before_an_engine_is_started() -> None:
+    line = [sys.executable, "-m", "blocktable", "serve", "/nowhere", "--port=0", "--admin-port=0"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 2
+    assert "no such directory" in done.stderr
+    assert "engine.starting" not in done.stderr
+
+
+@pytest.mark.parametrize("is_ignored", [False, True], ids=["drains", "is ignored by nohup"])
+def test_without_keys_a_terminal_that_is_closed(is_ignored: bool, fake_dir: Path, launch: Launch, tmp_path: Path) -> None:
+    port, admin_port = ports()
+
+    async def main(command: Command) -> None:
+        async with clients(port) as client:
+            await until(lambda: _is(client, "/readyz", 200))
+            begun = asyncio.Event()
+            running = asyncio.create_task(stream(client, 1, 200, begun))
+            await asyncio.wait_for(begun.wait(), PATIENCE_S)
+            command.send(signal.SIGHUP)
+            assert (await running)[1:] == (200, [])
+            if is_ignored:
+                assert await status(client, "/readyz") == 200
+                command.send(signal.SIGTERM)
+
+    with ExitStack() as stack:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+        try:
+            flags = [f"--port={port}", f"--admin-port={admin_port}"]
+            command = stack.enter_context(serving(fake_dir, tmp_path, *flags, fake_step_ms=10.0))
+        finally:
+            signal.signal(signal.SIGHUP, before)
+        asyncio.run(asyncio.wait_for(main(command), PATIENCE_S))
+        assert command.process.wait(timeout=PATIENCE_S) == 0
+
+
+@contextmanager
+def few_files(count: int) -> Iterator[None]:
+    """Processes that are started meanwhile begin with so many, and may ask for more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_it_opens_as_many_files_as_it_may(fake_dir: Path, launch: Launch, tmp_path: Path) -> None:
+    """Shells begin with 1,024, which as many idle clients use up."""
+    port, admin_port = ports()
+
+    async def main() -> None:
+        async with clients(port) as client:
+            await until(lambda: _is(client, "/readyz", 200))
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(150)]
+            assert (await stream(client, 1, 5))[1:] == (5, [])
+            for _, writer in idle:
+                writer.close()
+                await writer.wait_closed()
+
+    with ExitStack() as stack:
+        with few_files(100):
+            stack.enter_context(serving(fake_dir, tmp_path, f"--port={port}", f"--admin-port={admin_port}"))
+        asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_two_servers_that_start_at_once_do_not_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:

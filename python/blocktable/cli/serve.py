@@ -1,8 +1,8 @@
 """`blocktable serve`: what an operator runs in production.
 
 Before: `command.py` has parsed the flags. After: `server/server_process.py`. Always: SIGTERM (or Ctrl-C) drains, the second
-one ends the process now, SIGHUP has the file of keys read again where there is one, and no process is left behind. Exit codes:
-0 asked to end, 1 the engine died for good, 2 bad input, 128 + signal at once.
+one ends the process now, SIGHUP has the file of keys read again (without one it drains too), and no process is left behind.
+Exit codes: 0 asked to end, 1 the engine died for good, 2 bad input, 128 + signal at once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import MissingExtraError
 from ..model.small_model import resolve_shorthand
+from ..model.source import resolve_source
 
 if TYPE_CHECKING:
     from ..server.logs import LineWriter
@@ -64,7 +65,9 @@ def run(given: argparse.Namespace) -> int:
     options = read_options(vars(given), os.environ)
     name = options.served_model_name or options.model
     options = replace(options, model=resolve_shorthand(options.model), served_model_name=name)
+    resolve_source(options.model)  # a mistyped path is told now, and not by the engine's process
     app = ServeApp(options)
+    _open_as_many_files_as_allowed()
     logs = write_logs(options.log_level, is_json=options.log_format == "json")
     for line in unknown_variables(os.environ):
         logger.warning(line)
@@ -82,6 +85,17 @@ def check_extra() -> None:
     for module in NEEDS:
         if find_spec(module) is None:
             raise MissingExtraError("blocktable serve", "server", module)
+
+
+def _open_as_many_files_as_allowed() -> None:
+    """Each connection is a file, and shells and unit files begin with 1,024, whatever they allow."""
+    if find_spec("resource") is None:
+        return
+    import resource
+
+    wanted, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if wanted != allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
 
 
 def _say(text: str) -> None:
@@ -111,6 +125,8 @@ async def _serve(options: ServeOptions, app: ServeApp, logs: LineWriter) -> int:
         loop.add_signal_handler(number, on_signal, number)
     if options.api_key_file is not None:
         loop.add_signal_handler(signal.SIGHUP, app.read_keys)
+    elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a terminal that is closed, and no `nohup`
+        loop.add_signal_handler(signal.SIGHUP, on_signal, signal.SIGHUP)
     try:
         died = await server.run(_say)
     finally:

@@ -23,7 +23,7 @@ class Limits:
     max_answers: int = 256
     """Answers of one request, prompts times `n`."""
     body_timeout_s: float = 30.0
-    """Seconds for a body to come; after it 408."""
+    """Seconds for the head of a request to come, after it the connection ends; and for a body, after it 408."""
     write_timeout_s: float = 60.0
     """Seconds for a reader to take more of its stream; after it the request is ended."""
     max_request_s: float | None = None

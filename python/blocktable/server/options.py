@@ -227,7 +227,7 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 def _from_file(name: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(name).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InvalidInputError(CONFIG, name, f"cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

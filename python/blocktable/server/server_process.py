@@ -104,7 +104,11 @@ class ServerProcess:
         options, begun = self._options, time.monotonic()
         with _bound(options.host, options.port) as clients, _bound(options.admin_host, options.admin_port) as operators:
             admin = make_admin_app(self._client, self._metrics, stall_s=options.stall_s)
-            configs = (_config(self._app, counting_protocol(self._refusals)), _config(admin))
+            head_s = options.limits.body_timeout_s
+            configs = (
+                _config(self._app, counting_protocol(self._refusals, head_s)),
+                _config(admin, counting_protocol(Refusals(), head_s)),  # none of the clients' refusals
+            )
             servers = [_QuietServer(config) for config in configs]
             let_go_of_slow_readers(clients, options.limits.write_timeout_s)
             tasks = [asyncio.create_task(server.serve([at])) for server, at in zip(servers, (clients, operators))]
@@ -187,6 +191,7 @@ def _config(app: ASGIApp, http: type[asyncio.Protocol] | Literal["auto"] = "auto
     return uvicorn.Config(
         app,
         http=http,
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="on",
