@@ -34,6 +34,7 @@ FAULTS: dict[str, Any] = {
     "passes_file": "",
     "grammars_file": "",
     "leaks": False,
+    "hoards": False,
 }
 
 
@@ -69,6 +70,8 @@ def build(model: str, tokenizer: str | None, options: Mapping[str, Any]) -> Coun
         _plant_death(engine.loop, faults["die_after"])
     if faults["leaks"]:
         _plant_leak(engine.loop)
+    if faults["hoards"]:
+        _plant_hoard(engine.loop)
     if faults["grammars_file"]:
         _note_grammars(engine.grammars, Path(faults["grammars_file"]))
     return engine
@@ -116,6 +119,18 @@ def _plant_leak(loop: Any) -> None:
         return abort(number)
 
     loop.abort = leaking
+
+
+def _plant_hoard(loop: Any) -> None:
+    """Of each request a megabyte stays, up to a thousand."""
+    add, kept = loop.add, []
+
+    def hoarding(*given: Any, **named: Any) -> Any:
+        if len(kept) < 1000:
+            kept.append(b"x" * 2**20)
+        return add(*given, **named)
+
+    loop.add = hoarding
 
 
 def _note_grammars(grammars: Any, path: Path) -> None:

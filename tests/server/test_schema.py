@@ -31,7 +31,8 @@ def run(url: str, seed: int, examples: int, phases: str, tmp_path: Path, key: st
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--header"]
     command += [f"Authorization: Bearer {key}", "--checks", "all", "--exclude-checks", "positive_data_acceptance"]
     command += ["--phases", phases, "--max-examples", str(examples), "--seed", str(seed), "--no-color", "--warnings", "off"]
-    command += ["--request-timeout", "30", "--continue-on-failure"]
+    # The machine may have something else to do for a minute.
+    command += ["--request-timeout", "120", "--max-response-time", "120", "--continue-on-failure"]
     environment = os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS)}
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
