@@ -6,7 +6,6 @@ Before: a record of options names field and bound. After: it holds only what pas
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -28,7 +27,7 @@ def text(field: str, value: Any) -> None:
 
 def one_of(field: str, value: Any, known: Collection[str]) -> None:
     """One of the names `known`."""
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise InvalidInputError(field, value, f"must be one of {', '.join(known)}")
 
 
@@ -42,13 +41,13 @@ def whole(field: str, value: Any, low: int, high: int) -> None:
 
 def share(field: str, value: Any) -> None:
     """A part of a whole."""
-    if not _is_finite(value) or not 0 < value <= 1:
+    if not _is_number(value) or not 0 < value <= 1:
         raise InvalidInputError(field, value, "must be above 0 and at most 1")
 
 
 def seconds(field: str, value: Any, *, low: float) -> None:
     """A time from `low` seconds to eleven days."""
-    if not _is_finite(value) or not low <= value <= 1e6:
+    if not _is_number(value) or not low <= value <= 1e6:
         raise InvalidInputError(field, value, f"must be a number of seconds from {low:g} to 1e6")
 
 
@@ -58,5 +57,5 @@ def mapping(field: str, value: Any) -> None:
         raise InvalidInputError(field, value, "must be a dictionary")
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -216,6 +216,9 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "more blocks than have numbers": ({"num_blocks": 2**31 - 1}, "num_blocks", "can be numbered"),
     "a length of one": ({"max_model_len": 1}, "max_model_len", "2.."),
     "longer than the model": ({"max_model_len": MAX_MODEL_LEN + 1}, "max_model_len", f"at most {MAX_MODEL_LEN}"),
+    "a share of many digits": ({"memory_share": 10**400}, "memory_share", "at most 1"),
+    "graphs": ({"cuda_graphs": "no"}, "cuda_graphs", "True or False"),
+    "an array of dtypes": ({"dtype": np.array(["float32", "float16"])}, "dtype", "one of auto"),
     "another dtype": ({"dtype": "float8"}, "dtype", "one of auto"),
     "not the model's dtype": ({"dtype": "bfloat16"}, "dtype", "float32"),
     "no such device": ({"device": "cuda:7"}, "device", "cpu"),
@@ -254,6 +257,12 @@ def test_a_bad_rule_of_the_waiting_line_is_refused_before_a_model_is_loaded(name
     with pytest.raises(InvalidInputError) as caught:
         EngineConfig(**options)
     assert caught.value.field == field
+
+
+def test_a_number_of_numpy_is_a_number() -> None:
+    config = EngineConfig(max_num_seqs=np.int64(8), memory_share=np.float32(0.5), no_evict=np.True_)  # type: ignore[arg-type]
+    assert [type(given) for given in (config.max_num_seqs, config.memory_share, config.no_evict)] == [int, float, bool]
+    assert config == EngineConfig(max_num_seqs=8, memory_share=0.5, no_evict=True)
 
 
 def test_an_unknown_option_names_the_nearest(make_llm: MakeLLM) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from .. import checks
 from .._core import Scheduler
 from ..errors import UnknownOptionError
@@ -45,7 +47,7 @@ class EngineConfig:
     """What an engine is built from. Names are vLLM's where vLLM has the option (`num_blocks` is its
     `num_gpu_blocks_override`, `memory_share` its `gpu_memory_utilization`).
 
-    Raises `InvalidInputError` (field, value, bound) on a value outside its bound.
+    Numpy's numbers become Python's. Raises `InvalidInputError` (field, value, bound) on a value outside its bound.
     """
 
     model: str = "in memory"
@@ -145,6 +147,10 @@ class EngineConfig:
     """Publish what the prefix cache gains and loses: a `KVEventsConfig`, or a mapping of its fields."""
 
     def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, one.name, value.item())
         checks.text("model", self.model)
         if self.tokenizer is not None:
             checks.text("tokenizer", self.tokenizer)
@@ -152,6 +158,7 @@ class EngineConfig:
         checks.text("device", self.device)
         checks.one_of("linear_backend", self.linear_backend, LINEAR_BACKENDS)
         checks.one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        checks.flag("cuda_graphs", self.cuda_graphs)
         checks.flag("self_check", self.self_check)
         if self.max_model_len is not None:
             checks.whole("max_model_len", self.max_model_len, 2, 2**27)
