@@ -593,7 +593,8 @@ class Plan:
 
     @property
     def preempted(self) -> NDArray[np.int64]:
-        """[P, 2] (request id, sequence number): lost their rows in this plan."""
+        """[P, 2] (request id, sequence number): lost their rows in this plan. Not those whose rows no plan has told yet,
+        of `fork` or of `n` above 1: `admitted` tells them when they run again. `stats` counts their preemptions too."""
 
     @property
     def admitted(self) -> NDArray[np.int64]:
