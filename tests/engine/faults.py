@@ -146,8 +146,12 @@ def interrupted_after(llm: LLM | AsyncLLM, name: str, at: int, error: BaseExcept
     """An interrupt, or `error`, falls between the return of the scheduler's method and what its caller does with the result."""
     loop = loop_of(llm)
     real = loop.scheduler
-    loop.scheduler = Scheduler(real, name, at, KeyboardInterrupt() if error is None else error)
+
+    def use(scheduler: Any) -> None:
+        loop.scheduler = loop._roster._scheduler = loop._hand_out._scheduler = scheduler
+
+    use(Scheduler(real, name, at, KeyboardInterrupt() if error is None else error))
     try:
         yield
     finally:
-        loop.scheduler = real
+        use(real)

@@ -33,7 +33,7 @@ def test_a_step_that_fails_leaves_a_report_that_replays(
     llm = make_llm(crash_report_folder=str(tmp_path))
     llm.generate(PROMPT, TEN)
 
-    monkeypatch.setattr(llm._open.loop, "_take", broken)
+    monkeypatch.setattr(llm._open.loop._hand_out, "take", broken)
     with caplog.at_level(logging.ERROR), pytest.raises(RuntimeError, match="the books are wrong") as caught:
         llm.generate(PROMPT, TEN)
     (path,) = reports(tmp_path)
@@ -57,7 +57,7 @@ def test_another_process_replays_the_report(make_llm: MakeLLM, tmp_path: Path, m
     """Of the last seconds, every plan is made again, bit for bit; a report that was changed is not taken for one."""
     llm = make_llm(crash_report_folder=str(tmp_path))
     llm.generate([PROMPT, {"prompt_token_ids": [1, 2, 4, 5]}], TEN)
-    monkeypatch.setattr(llm._open.loop, "_take", broken)
+    monkeypatch.setattr(llm._open.loop._hand_out, "take", broken)
     with pytest.raises(RuntimeError, match="the books are wrong"):
         llm.generate(PROMPT, TEN)
     (path,) = reports(tmp_path)
@@ -85,7 +85,7 @@ def test_neither_a_failing_model_nor_an_interrupt_is_reported(make_llm: MakeLLM,
 def test_a_folder_that_is_not_there_hides_nothing(make_llm: MakeLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make_llm(crash_report_folder=str(tmp_path / "missing"))
 
-    monkeypatch.setattr(llm._open.loop, "_take", broken)
+    monkeypatch.setattr(llm._open.loop._hand_out, "take", broken)
     with pytest.raises(RuntimeError, match="the books are wrong"):
         llm.generate(PROMPT, TEN)
 

@@ -57,10 +57,10 @@ def test_a_failed_step_that_is_not_undone_is_caught(make_llm: MakeLLM, monkeypat
         logits = torch.zeros(count, 272)
         monkeypatch.undo()
         rows = plan.seq_slots[:count].copy()
-        sampled = loop._sampler.sample(logits, rows, loop._rows.outputs.positions(rows))
+        sampled = loop._sampler.sample(logits, rows, loop._roster.rows.outputs.positions(rows))
         ids, starts = sampled.accepted()
         step = SimpleNamespace(rows=rows, children=None)
-        loop._take(step, sampled, loop.scheduler.commit(plan.step, ids, starts, 0), 0)
+        loop._hand_out.take(step, sampled, loop.scheduler.commit(plan.step, ids, starts, 0), 0)
 
     monkeypatch.setattr(loop, "_survive", commit_anyway)
     with faulty_model(llm, raising(RuntimeError("out of memory")), {1}):
@@ -174,13 +174,13 @@ def test_a_dropped_token_that_is_kept_in_the_books_is_caught(make_llm: MakeLLM, 
     """The check above can fail: here every token that was sampled is noted."""
     llm = make_llm()
     loop = loop_of(llm)
-    real = loop._take
+    real = loop._hand_out.take
 
     def take_all(step: Any, sampled: Any, done: Any, now_ns: int) -> None:
-        loop._rows.take(step.rows[done.dropped], sampled.ids[done.dropped], now_ns)
+        loop._roster.rows.take(step.rows[done.dropped], sampled.ids[done.dropped], now_ns)
         real(step, sampled, done, now_ns)
 
-    monkeypatch.setattr(loop, "_take", take_all)
+    monkeypatch.setattr(loop._hand_out, "take", take_all)
     with faulty_model(llm, lose_the_writer(llm, "abort"), {0}):
         outputs = llm.generate(SHARING, EIGHT)
     assert len(texts(outputs)[1]) != 8

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from blocktable import LLM, RequestOutput, SamplingParams
+from blocktable.engine.roster import Roster
 from blocktable.engine.running_rows import RunningRows
-from blocktable.engine.step_loop import StepLoop
 from blocktable.sampling.sampler import Sampler
 
 from .conftest import MakeLLM
@@ -216,14 +216,14 @@ def only_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
         self._sampler.set_row(row, request.sampling, request.seed, request.prompt.array[cached:], request.saved.token_ids)
 
     monkeypatch.setattr(RunningRows, "enter", entered)
-    monkeypatch.setattr(StepLoop, "_enter_row", enters_with_its_hits)
+    monkeypatch.setattr(Roster, "_enter_row", enters_with_its_hits)
 
 
 def enters_with_its_hits(self: Any, number: int, row: int) -> None:
     request = self._requests[number]
     request.enters(0)
-    request.num_cached = self.scheduler.num_cached_tokens(number)
-    self._rows.enter(request, row)
+    request.num_cached = self._scheduler.num_cached_tokens(number)
+    self.rows.enter(request, row)
 
 
 def mixes_rows(monkeypatch: pytest.MonkeyPatch) -> None:

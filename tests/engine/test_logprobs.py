@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from blocktable import LLM, RequestOutputKind, SamplingParams
+from blocktable.engine.hand_out import HandOut
 from blocktable.engine.mailbox import _Unread
-from blocktable.engine.step_loop import StepLoop
 from blocktable.engine.token_logprobs import LogprobLog, TokenLogprobs
 from blocktable.errors import InvalidInputError
 from blocktable.sampling.logprobs import LOWEST_LOGPROB, StepLogprobs
@@ -153,7 +153,7 @@ def check_aborts(llm: LLM) -> None:
         one = output.outputs[0]
         assert one.logprobs is not None
         assert len(one.logprobs) == len(one.token_ids) > 0
-    assert not any(request.logprobs for request in loop_of(llm)._requests.values())
+    assert not any(request.logprobs for request in loop_of(llm)._roster.all())
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -186,14 +186,14 @@ def test_a_mailbox_that_keeps_the_last_ones_only_is_caught(
 
 
 def test_those_that_come_behind_their_text_are_caught(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    note, held = StepLoop._note_logprobs, []
+    note, held = HandOut._note_logprobs, []
 
-    def later(self: StepLoop, step: Any, told: Any) -> None:
+    def later(self: HandOut, step: Any, told: Any) -> None:
         held.append((step, told))
         if len(held) > 1:
             note(self, *held.pop(0))
 
-    monkeypatch.setattr(StepLoop, "_note_logprobs", later)
+    monkeypatch.setattr(HandOut, "_note_logprobs", later)
     with pytest.raises((AssertionError, StopIteration)):
         check_streams(make_llm())
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from blocktable import LLM, RequestOutput, RequestOutputKind, SamplingParams
-from blocktable.engine import step_loop
+from blocktable.engine import hand_out, roster
 from blocktable.engine.live_request import LiveRequest
 from blocktable.engine.prompt_scores import PromptRows, PromptScores
 from blocktable.errors import InvalidInputError
@@ -343,13 +343,13 @@ def test_who_does_not_ask_pays_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(packed_forward, "_computed_once", never)
     llm.generate(given(PROMPTS), PLAIN)
     # Whose prompt is scored asks no more while it answers.
-    assert not loop_of(llm)._rows._scoring
+    assert not loop_of(llm)._roster.rows._scoring
 
 
 def test_planted_faults_are_caught(make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         # What is in the cache is not computed, and so not scored.
-        patch.setattr(step_loop.secrets, "token_hex", lambda size: "x")
+        patch.setattr(roster.secrets, "token_hex", lambda size: "x")
         with pytest.raises(AssertionError):
             check_way(make_llm, "plain", 1)
     with monkeypatch.context() as patch:
@@ -404,6 +404,6 @@ def test_planted_faults_are_caught(make_llm: MakeLLM, monkeypatch: pytest.Monkey
             check_pieces(make_llm, patch)
     with monkeypatch.context() as patch:
         # NaN is told.
-        patch.setattr(step_loop.StepLoop, "_note_scores", lambda self, scored: list(self._rows.note_scores(scored)))
+        patch.setattr(hand_out.HandOut, "note_scores", lambda self, scored: list(self._roster.rows.note_scores(scored)))
         with pytest.raises(AssertionError):
             check_nan(make_llm)

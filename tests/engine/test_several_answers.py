@@ -50,8 +50,8 @@ def check_answers(make_llm: MakeLLM, way: str, depth: int) -> None:
 
 def check_over(llm: Any) -> None:
     check_empty(llm)
-    assert loop_of(llm)._families == {}
-    assert loop_of(llm)._requests == {}
+    assert loop_of(llm)._roster._families == {}
+    assert loop_of(llm)._roster.is_empty
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -191,7 +191,7 @@ def test_who_leaves_ends_all_of_them(make_async: MakeAsync) -> None:
 
     asyncio.run(main())
     assert engine.shutdown(timeout_s=60)
-    assert loop_of(engine)._families == {}
+    assert loop_of(engine)._roster._families == {}
 
 
 @pytest.mark.parametrize("wish", [{"queue_deadline_s": 1e-6}, {"deadline_s": 1e-6}])

@@ -112,7 +112,7 @@ def _plant_leak(loop: Any) -> None:
     abort = loop.abort
 
     def leaking(number: int) -> Any:
-        request = loop._requests.get(number)
+        request = loop._roster._requests.get(number)
         if request is not None:
             with suppress(InvalidInputError, OutOfBlocksError, PinBudgetError):
                 loop.scheduler.pin(request.prompt.array, domain="a")

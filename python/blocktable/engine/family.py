@@ -1,6 +1,6 @@
 """The answers of one request that asked for several: who they are, and when it is over.
 
-Before: `step_loop.py` adds a request with `n` above 1. After: its callers get outputs that name their answer by `index`.
+Before: `roster.py` adds a request with `n` above 1. After: its callers get outputs that name their answer by `index`.
 Always: the request is finished once, with the last of its answers; what did not stream comes in one output, in their order.
 """
 

@@ -1,6 +1,6 @@
 """What a caller brings, read and checked against one engine: prompts and parameters become jobs.
 
-Before: `llm.py` and `async_llm.py` have arguments of any kind. After: `step_loop.py` queues a `Job`. Always: all jobs of a call
+Before: `llm.py` and `async_llm.py` have arguments of any kind. After: `roster.py` queues a `Job`. Always: all jobs of a call
 are right, or none is made.
 """
 

@@ -1,6 +1,6 @@
 """One sequence from the moment it is queued to its end: what was asked, where it runs, what it gives back.
 
-Before: `step_loop.py` makes one when the core has accepted a prompt. After: the `RequestOutput` that its caller reads.
+Before: `roster.py` makes one when the core has accepted a prompt. After: the `RequestOutput` that its caller reads.
 Always: it is ended exactly once, and its request gives back exactly one output that is finished. A request for several answers
 has several of these, in a `Family`.
 """

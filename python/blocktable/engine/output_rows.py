@@ -1,6 +1,6 @@
 """The output tokens of the running requests, in flat arrays by row.
 
-Before: `step_loop.py` brings the ids of a step, as one array. After: a request's tokens are read once, when it ends or loses
+Before: `hand_out.py` brings the ids of a step, as one array. After: a request's tokens are read once, when it ends or loses
 its row; those with text to stream are read by column as they come. Adding the tokens of a step makes no Python object for
 each request. Row r belongs to one request from `open` to `close`, as in the plan's tables.
 """

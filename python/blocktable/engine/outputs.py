@@ -1,6 +1,6 @@
 """What a request gives back, in the shape of vLLM's `RequestOutput`.
 
-Before: `step_loop.py` fills one in when a request ends. After: the caller; nothing in the engine reads it again.
+Before: `live_request.py` fills one in. After: the caller; nothing in the engine reads it again.
 """
 
 from __future__ import annotations

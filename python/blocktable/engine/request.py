@@ -1,6 +1,6 @@
 """What a caller may ask, turned into token ids and checked, before anything is queued.
 
-Before: `LLM.generate` and the CLI bring prompts in several shapes. After: `step_loop.py` submits a `Prompt`.
+Before: `LLM.generate` and the CLI bring prompts in several shapes. After: `roster.py` submits a `Prompt`.
 A `Prompt` that exists has at least one token, and every id is in the model's vocabulary. What depends on the pool and on
 the length that the model allows is the core's to refuse (`Scheduler.submit`), so that one rule serves every door.
 """

@@ -1,6 +1,6 @@
 """Who has which row of the plan's tables, and what goes with it: sampling parameters, outputs so far, text that runs along.
 
-Before: a plan says who got a row and who lost one (`step_loop.py` applies the losses first). After: the rows of a step are
+Before: a plan says who got a row and who lost one (`roster.py` applies the losses first). After: the rows of a step are
 read as arrays; one by one only where text runs along. Always: what stands in a row is of the one request that has it, and an
 empty row holds nothing of the one before.
 """

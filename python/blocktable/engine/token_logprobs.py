@@ -1,6 +1,6 @@
 """Log probabilities of one answer's tokens: packed while the engine has them, and as vLLM shows them when somebody reads.
 
-Before: `step_loop.py` brings those of each confirmed token (`sampling/logprobs.py` says what they are). After:
+Before: `hand_out.py` brings those of each confirmed token (`sampling/logprobs.py` says what they are). After:
 `CompletionOutput.logprobs`; the server sends them on packed. Always: there is one for each output token that was confirmed,
 whatever was computed again meanwhile; none is outside `LOWEST_LOGPROB`..0.
 """

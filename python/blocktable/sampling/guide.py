@@ -1,7 +1,7 @@
 """Follows one sequence in its grammar: which tokens may come next, and where the text is complete.
 
 Before: `Grammar.guide` starts one at the beginning of a text. After: `sampler.py` masks the rows of a step by `allowed`, and
-`step_loop.py` tells each guide the token that its sequence got. Always: a guide moves on with confirmed tokens only, so results
+`hand_out.py` tells each guide the token that its sequence got. Always: a guide moves on with confirmed tokens only, so results
 that were dropped, and rows that were computed twice, leave it where it is. What the guides of one grammar share, the states of
 its lexer, one text may use up; the others then go on with states of their own.
 """

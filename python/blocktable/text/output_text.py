@@ -1,6 +1,6 @@
 """The text of one request: its output tokens in, the text that may be shown out.
 
-Before: `step_loop.py` pushes the tokens of each commit. After: the caller's stream and `CompletionOutput.text`.
+Before: `hand_out.py` pushes the tokens of each commit. After: the caller's stream and `CompletionOutput.text`.
 Always: the shown pieces together are `text`, which only grows and is, at the end, the decode of all output tokens in the
 context of the prompt, cut at the first stop string. However tokens come in chunks, the same text is shown in the end and
 the same token ends it.
