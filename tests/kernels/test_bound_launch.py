@@ -1,5 +1,10 @@
 """Bound launches: bound once, they give what a call gives, launch what was compiled, and ask nothing again."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,3 +80,21 @@ def test_a_launch_that_is_handed_over_is_not_run() -> None:
     KernelLaunch(kernel, (1,), (), {"SIZE": 1}).run(lambda *given: handed.append(given))
     assert handed == [(kernel, (1,), (), {"SIZE": 1})]
     assert kernel.launched == []
+
+
+@pytest.mark.timeout(900)
+def test_tritons_own_launcher_is_handed_the_same_again_without_a_look_at_the_arguments() -> None:
+    """As on a GPU, but for a driver that writes down what it is handed; in a process where Triton does not interpret."""
+    root = Path(__file__).resolve().parents[2]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(root / "target" / "triton"), "TRITON_DEFAULT_FP_FUSION": "1"}
+    command = [sys.executable, "-m", "tests.kernels.relaunched"]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = {row["kind"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert {kind: row["kernels"] for kind, row in rows.items()} == {
+        "prefill": ["_attend"],
+        "split": ["_decode"],
+        "cascade": ["_attend_prefixes", "_decode"],
+    }
+    assert all(row["whole"] and row["same"] for row in rows.values()), rows
