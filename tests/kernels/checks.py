@@ -5,7 +5,6 @@ tests run it on every implementation, `test_mutants.py` on every mutant that mus
 """
 
 import mmap
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -205,7 +204,7 @@ def _check_far_blocks(kernels: Implementation, stride: int, blocks: list[int]) -
     kernels.store_kv(case.keys[0], case.values[0], k_cache, v_cache, slots)
     highest = blocks[0] * stride
     assert torch.equal(pool[highest : highest + 6].view(2, 3), case.keys[0][:2, 0]), "the highest block was written"
-    assert_close(case.run(kernels, k_cache, v_cache), case.expected(), 4e-3)
+    assert_close(case.run(kernels, k_cache, v_cache), case.expected(), 1e-3)
 
 
 def _sees(case: Case, sequence: int, position: int) -> Tensor:
@@ -229,5 +228,15 @@ def _bits(tensor: Tensor) -> Tensor:
 def assert_close(out: Tensor, expected: Tensor, tolerance: float) -> None:
     assert out.shape == expected.shape
     assert out.isfinite().all(), "the answer is finite"
-    worst: Any = (out.double() - expected).abs().max().item() if out.numel() else 0.0
+    worst = distance(out, expected)
     assert worst <= tolerance, f"worst difference {worst:.2e}"
+
+
+def distance(out: Tensor, expected: Tensor) -> float:
+    """The largest difference; from 1 on, numbers of two bytes are as far apart as their size says."""
+    if not out.numel():
+        return 0.0
+    differences = (out.double() - expected).abs()
+    if out.itemsize == 2:
+        differences /= expected.abs().clamp_min(1)
+    return float(differences.max())

@@ -74,7 +74,7 @@ def test_a_wrong_answer_and_what_fails_stand_in_the_report(part: str, tmp_path: 
     lines = ["from blocktable.kernels import block_moves, quantised, rope", "own = quantised.quantise", planted]
     (tmp_path / "sitecustomize.py").write_text("\n".join(lines), encoding="utf-8")
     report = tmp_path / "report.md"
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     done = on_gpu("--device", "cpu", "--smoke", "--only", part, behind, "--report", str(report), interpreted=True)
     assert done.returncode == 1, done.stdout + done.stderr
     text = report.read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from blocktable.kernels import KernelInputError, ShapeError, quantised, rope
 from tests.conftest import SEED
+from tests.kernels.checks import distance
 from tests.kernels.implementations import Change, changed
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -63,7 +64,7 @@ def check(package: Any, given: Given, tolerance: float) -> None:
     """Queries come back rotated; keys and values lie at their slots; every other number is as it was."""
     k_cache, v_cache = given.caches(given.q.dtype)
     out = package(given.q, given.k, given.v, given.cos, given.sin, k_cache, v_cache, given.slots)
-    assert (out.double() - given.rotated(given.q)).abs().max() <= tolerance
+    assert distance(out, given.rotated(given.q)) <= tolerance
     k_wanted, v_wanted = (torch.full_like(cache, NAN, dtype=torch.float64) for cache in (k_cache, v_cache))
     for row, slot in enumerate(given.slots.tolist()):
         if slot >= 0:
@@ -71,7 +72,7 @@ def check(package: Any, given: Given, tolerance: float) -> None:
             v_wanted[slot // SIZE, :, slot % SIZE] = given.v[row].double()
     for cache, wanted in ((k_cache, k_wanted), (v_cache, v_wanted)):
         assert torch.equal(cache.isnan(), wanted.isnan()), "another slot was written"
-        assert (cache.double() - wanted).nan_to_num().abs().max() <= tolerance
+        assert distance(cache.nan_to_num(), wanted.nan_to_num()) <= tolerance
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -80,8 +81,8 @@ def check(package: Any, given: Given, tolerance: float) -> None:
     [
         (32, 32, (4, 2), torch.float32, 1e-6),
         (80, 80, (3, 3), torch.float32, 1e-6),
-        (64, 16, (7, 1), torch.float16, 4e-3),
-        (128, 64, (4, 4), torch.bfloat16, 3e-2),
+        (64, 16, (7, 1), torch.float16, 1e-3),
+        (128, 64, (4, 4), torch.bfloat16, 1e-2),
         (24, 0, (2, 1), torch.float32, 0.0),
     ],
     ids=str,

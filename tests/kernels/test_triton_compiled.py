@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from tests.kernels.compiled import MORE, VARIANTS
 
 ALL = [*VARIANTS, *MORE]
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(3600)
 
 SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
 """Bytes of shared memory that a launch may ask for."""
@@ -162,7 +162,7 @@ def test_a_number_that_specialises_is_told(tmp_path: Path, monkeypatch: pytest.M
     package = tmp_path / "blocktable"
     shutil.copytree(SOURCES.parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "kernels" / "triton_decode.py").write_text(text.replace(', "table_row"]', "]"), encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     made = {row["variants_of"]: row["made"] for row in compiled("--variants")}
     assert made["split"].count("_decode") > 1
     assert made["prefill"] == ONCE["prefill"]

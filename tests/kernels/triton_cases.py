@@ -12,8 +12,8 @@ import torch
 
 from tests.kernels.paged_case import Case, Length, Shape, make_case
 
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Of answers below 4: a rounding of the weights and one of the answer."""
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+"""A rounding of the weights and one of the answer, as `checks.distance` tells them."""
 
 FACTORS: dict[str, list[Any]] = {
     "dtype": [torch.float32, torch.float16, torch.bfloat16],
@@ -30,7 +30,7 @@ FACTORS: dict[str, list[Any]] = {
         {"window": 9, "softcap": 2.0, "has_sinks": True, "has_slopes": True},
     ],
 }
-LENGTHS = [Length(1, 33), Length(5, 5), Length(0, 3), Length(3, 17), Length(1, 1)]
+LENGTHS = [Length(1, 33), Length(3, 17, shares=16), Length(1, 17, shares=17), Length(5, 5), Length(0, 3), Length(1, 1)]
 
 
 def pairwise(factors: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:

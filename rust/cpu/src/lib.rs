@@ -5,8 +5,8 @@
 //! never read; sums are in float32; what is answered for a sequence depends neither on the rest of the batch nor on the number of
 //! threads.
 //!
-//! Every call checks everything it is given before anything is read or written. `unsafe` code lives in this crate and in the buffers
-//! of `rust/py` alone, each use with its reason; what cannot be checked here is the promise of [`Tensor::new`].
+//! Every call checks everything it is given before anything is read or written. `unsafe` code lives in this crate, and in the
+//! buffers and the allocator of `rust/py`, each use with its reason; what cannot be checked here is the promise of [`Tensor::new`].
 
 #![warn(clippy::undocumented_unsafe_blocks)]
 // Loops over registers read best with their index, and kernels take what they take.
