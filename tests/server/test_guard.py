@@ -103,8 +103,8 @@ def test_a_route_that_is_left_open_is_caught(open_live: Callable[[FakeEngine], L
     """Planted: one path more is open."""
     right = guard.Guard.__init__
 
-    def one_more(self: Any, app: Any, tenants: Tenants, open_paths: Any) -> None:
-        right(self, app, tenants, [*open_paths, "/version"])
+    def one_more(self: Any, app: Any, *, open_paths: Any, **others: Any) -> None:
+        right(self, app, open_paths=[*open_paths, "/version"], **others)
 
     monkeypatch.setattr(guard.Guard, "__init__", one_more)
     server = open_live(FakeEngine())

@@ -1,27 +1,27 @@
 """The HTTP side as one ASGI application: the table of routes, the guard in front of it, errors of the routing itself.
 
 Before: `blocktable serve`, or a test, has an engine client. After: uvicorn runs it. Always: every route of the table and
-every path that is none is behind the guard; the only open ones are the health routes that the caller brings.
+every path that is none is behind the guard; the only open ones are the health routes that the caller brings. A path of the
+table that has no parameter is found in a dictionary: going through Starlette costs a chat a twentieth of its CPU time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .chat import chat
 from .completions import complete
-from .endpoint import SEND, Endpoint
+from .endpoint import Endpoint
 from .errors import ApiError
 from .guard import Guard
 from .models import model, models, version
@@ -108,7 +108,8 @@ def make_app(
             await asyncio.gather(preparing, return_exceptions=True)
             serving.close()
 
-    routes = [Route(one.path, Endpoint(one, serving), methods=[one.method]) for one in OPERATIONS]
+    endpoints = {(one.method, one.path): Endpoint(one, serving) for one in OPERATIONS}
+    routes = [Route(path, endpoint, methods=[method]) for (method, path), endpoint in endpoints.items()]
 
     async def openapi(request: Request) -> Response:
         return Response(msgspec.json.encode(document(OPERATIONS, serving)), media_type="application/json")
@@ -124,21 +125,34 @@ def make_app(
 
     routes.append(Route("/openapi.json", openapi))
     app = _App(
-        routes=[*routes, *health],  # in the order of their use: each that is passed over costs a match
-        middleware=[Middleware(Guard, tenants=tenants, open_paths=[route.path for route in health], refusals=serving.refusals)],
+        routes=[*routes, *health],
         exception_handlers={HTTPException: routing_error},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a path is right or wrong
+    app.endpoints = endpoints
+    app.front = Guard(app.find, tenants=tenants, open_paths=[route.path for route in health], refusals=serving.refusals)
     return app
 
 
 class _App(Starlette):
-    """Keeps the server's own `send` where the endpoints find it."""
+    """Starlette's, behind a guard, for what is not found at once."""
+
+    front: ASGIApp
+    """What every request meets first."""
+    endpoints: Mapping[tuple[str, str], Endpoint]
+    """By method and path."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[SEND] = send
-        await super().__call__(scope, receive, send)
+        await self.front(scope, receive, send)
+
+    async def find(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What the guard lets through."""
+        endpoint = self.endpoints.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
+        if endpoint is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await endpoint(scope, receive, send)
 
 
 async def _prepare(serving: Serving, when_prepared: Callable[[], object]) -> None:

@@ -26,9 +26,6 @@ from .serving import Call, Serving
 
 logger = logging.getLogger("blocktable.server")
 
-SEND = "blocktable.send"
-"""Where the scope holds the server's own `send`: what the routing wraps around it costs every event of a stream."""
-
 TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 LONG_BODY_BYTES = 2**16
@@ -49,7 +46,7 @@ class Endpoint:
             tenant=scope[TENANT],
             path=scope.get("path_params", {}),
             trace_headers=_trace_headers(headers),
-            write_now=chunk_writer(scope[SEND]),
+            write_now=chunk_writer(send),
         )
         try:
             ask = None
@@ -61,7 +58,7 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - every error is an answer
             await self._refuse(send, error)
             return
-        await _while_there(receive, self._answer(call, ask, scope[SEND]))
+        await _while_there(receive, self._answer(call, ask, send))
 
     async def _answer(self, call: Call, ask: Any, send: Send) -> None:
         limits = self._serving.limits
