@@ -12,7 +12,7 @@ from blocktable.server import garbage
 from blocktable.server.garbage import settle_memory
 
 NUM_KEPT = 200_000
-"""More than a hundred collections of the young, a dozen of the middle: by Python's own numbers a full one is due."""
+"""Twenty collections of the young; by Python's own numbers more than two hundred, and a full one is due."""
 
 
 @pytest.fixture(autouse=True)
