@@ -117,9 +117,12 @@ class _Watch:
             self._working.cancel()
 
     async def end(self) -> None:
-        """Watch no more."""
-        self._task.cancel()
-        await asyncio.wait((self._task,))
+        """Watch no more. Nothing of it is used again."""
+        task = self._task
+        # A cancelled task keeps the frames that it stood in: with these they would keep it, until a full collection.
+        del self._task, self._working
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 async def _left(receive: Receive) -> None:

@@ -53,12 +53,13 @@ class Events(ABC):
         self._going_on = b',"logprobs":null,"finish_reason":null}]' + self._tail
         self._begun: dict[int, bytes] = {}
         """What stands before the text in the events of each answer that has begun."""
-        self._at_once = None if write_now is write_nothing else self._write
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """All of them, as pieces come. Leaving it ends all answers."""
         generation, last = self._generation, b""
-        async with aclosing(generation.pieces(self._at_once)) as pieces:
+        # Not kept: it would keep these events, and all that they lead to, until a full collection.
+        at_once = None if self._write_now is write_nothing else self._write
+        async with aclosing(generation.pieces(at_once)) as pieces:
             async for place, piece in pieces:
                 opening = b"" if place in self._begun else self._begin(place)
                 logprobs = NO_LOGPROBS if piece.logprobs is None else await generation.written(place, piece.logprobs)
