@@ -1,4 +1,4 @@
-"""Promise: what a request made goes with it. Full collections are rare in a serving process: whatever is in a cycle would lie about
+"""Promise: what a request made goes with it. Full collections are rare in a serving process: what is in a cycle would lie about
 for hours. Each planted fault is caught."""
 
 from __future__ import annotations
