@@ -122,7 +122,7 @@ def test_a_stream_that_is_never_read_gives_its_blocks_back(llm: LLM) -> None:
     check_empty(llm)
 
 
-INSIDE = ["step_loop.child_seed", "running_rows.RunningRows.take"]
+INSIDE = ["roster.child_seed", "running_rows.RunningRows.take"]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
