@@ -93,8 +93,6 @@ class ByteDetokenizer:
 
     def _decode(self, taken: bytes) -> str:
         """Text of the bytes that came, without the beginning of a character at their end."""
-        if not self._is_inside and taken.isascii():  # the usual case, by the shortest way
-            return taken.decode("ascii")
         text = self._utf8.decode(taken)
         pending = self._utf8.getstate()[0]
         if len(pending) == 2 and pending[0] == 0xED and pending[1] >= 0xA0:
