@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import re
-import resource
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidInputError
+from ..open_files import open_as_many_as_allowed
 from .command import count
 from .plain_checkpoint import write_plain_checkpoint
 from .row import Row, check, with_peers
@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """One row."""
-    _allow_connections()
+    open_as_many_as_allowed()
     if options.model is None:
         clients, output = (8, 20) if options.smoke else (options.clients or 1000, options.output or 400)
         yield _load_row(clients, output, 2.0 if options.smoke else options.step_ms)
@@ -241,9 +241,3 @@ def _quantile(metrics: str, quantile: str) -> float:
             if re.search(rf'quantile="{quantile}"', line):
                 return float(line.split()[-1])
     return float("nan")
-
-
-def _allow_connections() -> None:
-    """As many files as the system lets this process and its children open."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

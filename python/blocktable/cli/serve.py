@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from ..errors import MissingExtraError
 from ..model.small_model import resolve_shorthand
 from ..model.source import resolve_source
+from ..open_files import open_as_many_as_allowed
 
 if TYPE_CHECKING:
     from ..server.logs import LineWriter
@@ -67,7 +68,7 @@ def run(given: argparse.Namespace) -> int:
     options = replace(options, model=resolve_shorthand(options.model), served_model_name=name)
     resolve_source(options.model)  # a mistyped path is told now, and not by the engine's process
     app = ServeApp(options)
-    _open_as_many_files_as_allowed()
+    open_as_many_as_allowed()
     logs = write_logs(options.log_level, is_json=options.log_format == "json")
     for line in unknown_variables(os.environ):
         logger.warning(line)
@@ -85,17 +86,6 @@ def check_extra() -> None:
     for module in NEEDS:
         if find_spec(module) is None:
             raise MissingExtraError("blocktable serve", "server", module)
-
-
-def _open_as_many_files_as_allowed() -> None:
-    """Each connection is a file, and shells and unit files begin with 1,024, whatever they allow."""
-    if find_spec("resource") is None:
-        return
-    import resource
-
-    wanted, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if wanted != allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
 
 
 def _say(text: str) -> None:
