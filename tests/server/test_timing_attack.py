@@ -75,6 +75,7 @@ def test_across_tenants_the_clock_tells_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 1,000 prompts computed, and as many again where none is shared: five minutes of the model alone
 @pytest.mark.parametrize("tenant, low, high", [("victim", 0.9, 1.0), ("attacker", 0.45, 0.55)])
 def test_a_thousand_probes(
     tenant: str,
