@@ -60,6 +60,7 @@ class HttpCrowd:
         self._rng = rng
         self._texts: dict[tuple[int, int], str] = {}
         self.ends: Counter[str] = Counter()
+        """Answers by how they ended, and refusals, of requests."""
 
     async def run(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -116,11 +117,11 @@ class HttpCrowd:
         whole = self._texts.get(kind)
         if told[-1]["usage"]["completion_tokens"] == kind[1] * body["n"]:
             assert set(texts) == {self._texts.setdefault(kind, texts[0])}
-            self.ends["read"] += 1
+            self.ends["read"] += body["n"]
         else:
             assert "deadline_s" in body
             assert whole is None or all(whole.startswith(text) for text in texts)
-            self.ends["hurried"] += 1
+            self.ends["hurried"] += body["n"]
 
     async def _chooses(self, client: httpx.AsyncClient) -> None:
         """A text with a shape."""
@@ -149,7 +150,7 @@ class HttpCrowd:
         if sent is whole and self._rng.random() < 0.7:
             await reader.read(self._rng.randrange(1, 3000))
         writer.close()
-        self.ends["left"] += 1
+        self.ends["left"] += body["n"]
 
     async def _is_refused(self, client: httpx.AsyncClient) -> None:
         body, expected = self._rng.choice(BAD)
@@ -191,7 +192,7 @@ async def check_books(admin: httpx.AsyncClient, ends: Counter[str], found: dict[
     """Every request ended in one way: by the core's books, and by the server's beside the clients' own."""
     stats = (await admin.get("/dashboard/state")).json()["stats"]
     [num_answers] = re.findall(r"^vllm:request_params_n_sum{.*} (.*)$", (await admin.get("/metrics")).text, re.MULTILINE)
-    # Each answer has an end in the core's books; who leaves at once may not have come there.
+    # Each answer has an end in both books; who leaves at once may not have come there.
     assert stats["submitted"] <= stats["finished"] + stats["aborted"] + stats["queue_expired"] <= float(num_answers), stats
     # Of those that leave nobody knows how far they came.
     answered = sum(found.get(f"ended by {how}", 0) for how in ("length", "stop", "abort"))

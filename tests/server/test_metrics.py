@@ -323,13 +323,13 @@ def test_the_phases_of_a_request_add_up() -> None:
     assert figures.num_answers.buckets()[0] == ("1", 1.0)
 
 
-def test_who_left_when_some_of_its_answers_had_ended_has_left() -> None:
+def test_each_answer_has_its_end_and_who_left_when_some_had_ended_has_left() -> None:
     async def two(request: EngineRequest) -> AsyncGenerator[Piece, None]:
         yield Piece("a", [1], "stop")
         yield Piece("b", [1], None, index=1)
         yield Piece("c", [1], "length", index=1)
 
-    async def ends(num_read: int) -> dict[str, int]:
+    async def ends(num_read: int) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
         client = WatchedClient(FakeEngine(two))
         asked = EngineRequest(request_id="a", prompt_token_ids=[1], sampling={"n": 2})
         async with aclosing(client.generate(asked)) as pieces:
@@ -337,9 +337,11 @@ def test_who_left_when_some_of_its_answers_had_ended_has_left() -> None:
                 num_read -= 1
                 if num_read == 0:
                     break
-        return dict(client.figures.ends)
+        return dict(client.figures.ends), dict(client.figures.tenant_ends)
 
-    assert [asyncio.run(ends(count)) for count in (1, 2, 3)] == [{"left": 1}, {"left": 1}, {"length": 1}]
+    left = {"stop": 1, "left": 1}, {("", "left"): 1}
+    assert [asyncio.run(ends(count)) for count in (1, 2)] == [left, left]
+    assert asyncio.run(ends(3)) == ({"stop": 1, "length": 1}, {("", "length"): 1})
 
 
 def test_the_model_is_called_in_metrics_as_clients_call_it() -> None:

@@ -112,7 +112,7 @@ OWN_SERIES: tuple[Series, ...] = (
     Series(
         "blocktable:requests_ended",
         "counter",
-        "Requests by the core's books: finished, aborted, expired (of those aborted, by their deadline), queue_expired.",
+        "Answers by the core's books: finished, aborted, expired (of those aborted, by their deadline), queue_expired.",
         stats({name: name for name in ("finished", "aborted", "expired", "queue_expired")}),
         labels=("how",),
     ),
@@ -216,7 +216,7 @@ OWN_SERIES: tuple[Series, ...] = (
     Series(
         "blocktable:tenant_requests",
         "counter",
-        "Requests of a tenant by how they ended.",
+        "Requests of a tenant by how they ended, of several answers by how the last one did.",
         lambda sources: [(labels, count) for labels, count in sources.requests.tenant_ends.items()],
         labels=("tenant", "finished_reason"),
         of_engine=False,

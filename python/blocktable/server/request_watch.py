@@ -51,9 +51,9 @@ class RequestFigures:
         self.num_faults = 0
         """Times that noting something failed."""
         self.ends: Counter[str] = Counter()
-        """Requests by how they ended: a finish reason, `left` by the client, or the name of an error."""
+        """Answers by how they ended: a finish reason, `left` by the client, or the name of an error."""
         self.tenant_ends: Counter[tuple[str, str]] = Counter()
-        """The same by (tenant, how)."""
+        """Requests by (tenant, how); of several answers it is how the last one ended."""
         self.tenant_tokens: Counter[tuple[str, str]] = Counter()
         """Tokens by (tenant, `prompt`, `cached` or `output`)."""
         self._tenants: set[str] = set()
@@ -72,13 +72,14 @@ class RequestFigures:
 class WatchedRequest:
     """One request while it passes. Times are of one monotonic clock."""
 
-    __slots__ = ("_figures", "_last_s", "begun_s", "first_s", "num_cached", "num_outputs", "request", "times")
+    __slots__ = ("_figures", "_last_s", "_num_unended", "begun_s", "first_s", "num_cached", "num_outputs", "request", "times")
 
     def __init__(self, figures: RequestFigures, request: EngineRequest) -> None:
         self._figures = figures
         self.request = request
         self.begun_s = time.monotonic()
         self._last_s: dict[int, float] = {}  # by the answer's index
+        self._num_unended: int = request.sampling.get("n", 1)
         self.first_s: float | None = None
         self.num_outputs = 0
         self.num_cached = 0
@@ -87,6 +88,9 @@ class WatchedRequest:
     def saw(self, piece: Piece) -> None:
         """A piece passes."""
         count = len(piece.token_ids)
+        if piece.finish_reason is not None:
+            self._figures.ends[piece.finish_reason] += 1
+            self._num_unended -= 1
         if piece.times is not None:
             self.times = piece.times
         if not count:
@@ -111,7 +115,8 @@ class WatchedRequest:
         whole_s = time.monotonic() - self.begun_s
         num_prompt = len(request.prompt_token_ids)
         tenant = figures.tenant(request.tenant)
-        figures.ends[how] += 1
+        if self._num_unended:
+            figures.ends[how] += self._num_unended
         figures.tenant_ends[tenant, how] += 1
         figures.tenant_tokens[tenant, "prompt"] += num_prompt
         figures.tenant_tokens[tenant, "cached"] += self.num_cached
