@@ -42,8 +42,8 @@ VLLM_SERIES: tuple[Series, ...] = (
     Series(
         "vllm:request_success",
         "counter",
-        "Answers, each of the n of a request, by how they ended: stop, length, abort, refused, error, left (the client went), or"
-        " an error's name.",
+        "Answers, each of the n of a request, by how they ended: stop, length, abort, refused, error, left (the client went),"
+        " or an error's name.",
         lambda sources: [((how,), count) for how, count in sources.requests.ends.items()],
         labels=("finished_reason",),
         of_engine=False,
