@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -65,6 +66,33 @@ def test_a_full_disk_stops_nobody_and_is_counted(logger: logging.Logger) -> None
     finally:
         os.close(descriptor)
     assert writer.lost == 100
+
+
+def test_a_line_that_a_full_disk_cut_spoils_no_other(
+    logger: logging.Logger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for some bytes, then for none, then there is some again."""
+    room, write = 150, os.write
+
+    def writes(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            room = 1000
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = write(descriptor, data[:room])
+        room -= count
+        return count
+
+    monkeypatch.setattr(logs.os, "write", writes)
+    with (tmp_path / "log").open("wb") as file:
+        writer = writing(logger, file.fileno())
+        for place in range(5):
+            logger.info("line %d", place)
+        writer.end()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert writer.lost == 1
+    assert [json.loads(line)["message"] for line in (lines[0], *lines[2:])] == ["line 0", "line 2", "line 3", "line 4"]
+    assert len(lines[1]) < len(lines[0])
 
 
 def test_a_reader_that_sleeps_holds_up_nobody(logger: logging.Logger) -> None:

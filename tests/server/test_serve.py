@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,47 @@ def test_the_keys_are_read_again_on_sighup_and_nobody_is_dropped(command: Comman
     assert status(key) == 200
     read_again(before, "server.keys_read")
     assert [status(one) for one in (command.keys[0], key)] == [200, 401]
+
+
+def test_a_storm_of_sighups_while_the_file_changes_drops_nobody_and_lets_nobody_in(command: Command) -> None:
+    """One tenant is in every version of the file, one in every other, one in none."""
+    path = command.log.parent / "keys"
+    first, second = path.read_text().splitlines()
+    is_over = threading.Event()
+
+    def count(event: str) -> int:
+        return command.log.read_text().count(event)
+
+    def read_again(text: str) -> None:
+        new = path.with_name("new keys")
+        new.write_text(text)
+        new.rename(path)
+        command.process.send_signal(signal.SIGHUP)
+
+    def storm() -> None:
+        while not is_over.wait(0.01):
+            read_again(first)
+            read_again(f"{first}\n{second}")
+
+    def status(key: str) -> int:
+        ask = {"prompt": "Once", "max_tokens": 3}
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(f"{command.url}/v1/completions", json=ask, headers=headers, trust_env=False).status_code
+
+    num_read, num_refused = count("server.keys_read"), count("server.keys_refused")
+    thread = threading.Thread(target=storm)
+    thread.start()
+    try:
+        with command.client() as client:
+            ask = {"model": "tiny", "prompt": "Once", "max_tokens": 100, "temperature": 0, "extra_body": {"ignore_eos": True}}
+            stream = client.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+            found = {key: {status(key) for _ in range(20)} for key in (*command.keys, new_key("first")[0])}
+            *_, last = stream
+            assert last.usage.completion_tokens == 100
+    finally:
+        is_over.set()
+        thread.join()
+    assert list(found.values()) == [{200}, {200, 401}, {401}]
+    assert count("server.keys_read") > num_read + 20
+    assert count("server.keys_refused") == num_refused
+    wait_until(lambda: status(command.keys[1]) == 200, "the last file counts")

@@ -103,13 +103,17 @@ class LineWriter(logging.Handler):
         self._thread.join(patience_s)
 
     def _run(self) -> None:
+        is_cut = False
         while (line := self._line.get()) is not None:
+            # What follows a line that got no further stands in one of its own.
+            whole = rest = b"\n" * is_cut + (line + "\n").encode("utf-8", "backslashreplace")
             try:
-                rest = (line + "\n").encode("utf-8", "backslashreplace")
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
+                is_cut = False
             except OSError:  # a full disk, a reader that has gone
                 self.lost += 1
+                is_cut = is_cut or len(rest) < len(whole)
 
 
 def write_logs(level: str, *, is_json: bool, descriptor: int = 2) -> LineWriter:
