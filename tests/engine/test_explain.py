@@ -1,8 +1,11 @@
 """Promise: the engine tells what happened to a request, while it lives and after its end."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from blocktable import InvalidInputError, SamplingParams, UnknownRequestError
+from blocktable import AsyncLLM, InvalidInputError, SamplingParams, UnknownRequestError
 
 from .conftest import MakeLLM
 
@@ -25,3 +28,16 @@ def test_a_request_of_the_engine_is_explained(make_llm: MakeLLM) -> None:
         llm.explain("99")
     with pytest.raises(InvalidInputError):
         llm.explain("mine")
+
+
+@pytest.mark.parametrize("wrong", [5, None, b"1", [], 1.5])
+def test_what_is_no_id_is_refused_by_field(wrong: Any, make_llm: MakeLLM, make_async: Callable[..., AsyncLLM]) -> None:
+    llm, engine = make_llm(), make_async()
+    for call in (llm.abort, llm.explain, engine.explain):
+        with pytest.raises(InvalidInputError, match="request_id"):
+            call(wrong)
+    with pytest.raises(InvalidInputError, match="request_id"):
+        engine.abort([wrong])
+    if wrong != []:  # no ids at all
+        with pytest.raises(InvalidInputError, match="request_id"):
+            engine.abort(wrong)

@@ -5,10 +5,12 @@ import asyncio
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blocktable import LLM, AsyncLLM, InvalidInputError, RequestOutput, RequestOutputKind, UnknownOptionError
 from blocktable.engine.config import POLICIES
+from blocktable.engine.intake import Wishes
 
 from .conftest import MakeAsync, MakeLLM
 from .faults import turnstile
@@ -154,6 +156,12 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"queue_deadline_s": True}, InvalidInputError, "queue_deadline_s=True"),
     ({"priorty": 1}, UnknownOptionError, "did you mean priority"),
 ]
+
+
+def test_numbers_of_numpy_are_taken_as_python_s() -> None:
+    wishes = Wishes(priority=np.int64(-3), queue_deadline_s=np.float32(0.5), deadline_s=np.int64(2))
+    assert [wishes.priority, wishes.queue_deadline_s, wishes.deadline_s] == [-3, 0.5, 2.0]
+    assert [type(one) for one in (wishes.priority, wishes.queue_deadline_s, wishes.deadline_s)] == [int, float, float]
 
 
 @pytest.mark.parametrize("wishes, error, match", BAD, ids=[str(wishes) for wishes, _, _ in BAD])

@@ -103,6 +103,7 @@ CASES: dict[str, tuple[type[CallReader], str, str, Calls, bool]] = {
     "other marks": (MistralReader, "[TOOL_CALLS]go[X]{}", "[TOOL_CALLS]go[X]{}", [], False),
     "forced calls": (ForcedReader, f"[{LOOK}, {GO}]", "", [("look", AT), ("go", "{}")], True),
     "a forced call that is cut off": (ForcedReader, '[{"name": "lo', '[{"name": "lo', [], False),
+    "a second one that is cut off": (ForcedReader, f'[{LOOK}, {{"name": "g', "", [("look", AT)], True),
     "forced arguments": (NamedReader, AT, "", [("look", AT)], True),
     "forced arguments that are cut off": (NamedReader, AT[:9], "", [("look", AT[:9])], False),
 }  # fmt: skip

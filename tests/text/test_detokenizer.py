@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -18,6 +18,11 @@ from .vocabularies import FAMILIES, tiny
 
 Start = Callable[..., Detokenizer]
 EURO = ["<0xE2>", "<0x82>", "<0xAC>"]
+
+
+def push(stream: Detokenizer, token_ids: Iterable[int]) -> str:
+    """The text that these tokens bring."""
+    return "".join(stream.push_token(token_id) for token_id in token_ids)
 
 
 def expected_text(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int], *, skip: bool) -> str:
@@ -38,7 +43,7 @@ def check(
     right = expected_text(tokenizer, prompt, output, skip=skip)
     shown, taken = "", 0
     for chunk in chunked(output, size, random.Random(seed)):
-        shown += stream.push(chunk)
+        shown += push(stream, chunk)
         taken += len(chunk)
         assert right.startswith(shown), f"{shown!r} is no beginning of {right!r}"
         word = tokenizer.decode([output[taken - 1]], skip_special_tokens=skip)
@@ -108,22 +113,22 @@ def test_the_space_between_prompt_and_answer_is_there_and_the_prompt_is_not() ->
     tokenizer = tiny("byte fallback")
     prompt = tokenizer.encode("Hello")
     stream = start_detokenizer(tokenizer, prompt, skip_special_tokens=True)
-    assert stream.push(ids_of(tokenizer, "▁cat")) == " cat"
+    assert push(stream, ids_of(tokenizer, "▁cat")) == " cat"
 
 
 def test_the_first_space_of_a_text_without_a_prompt_is_dropped_as_the_decode_drops_it() -> None:
     tokenizer = tiny("byte fallback")
     stream = start_detokenizer(tokenizer, ids_of(tokenizer, "<s>"), skip_special_tokens=True)
-    assert stream.push(ids_of(tokenizer, "▁cat", "▁the")) == "cat the"
+    assert push(stream, ids_of(tokenizer, "▁cat", "▁the")) == "cat the"
 
 
 def test_a_run_of_bytes_is_held_until_it_cannot_turn_invalid() -> None:
     tokenizer = tiny("byte fallback")
     prompt = tokenizer.encode("Hello")
     stream = start_detokenizer(tokenizer, prompt, skip_special_tokens=True)
-    assert stream.push(ids_of(tokenizer, *EURO)) == ""
-    assert stream.push(ids_of(tokenizer, "<0xFF>")) == ""
-    assert stream.push(ids_of(tokenizer, "!")) == "\ufffd\ufffd\ufffd\ufffd!"
+    assert push(stream, ids_of(tokenizer, *EURO)) == ""
+    assert push(stream, ids_of(tokenizer, "<0xFF>")) == ""
+    assert push(stream, ids_of(tokenizer, "!")) == "\ufffd\ufffd\ufffd\ufffd!"
 
 
 def run_in_the_prompt(start: Start) -> None:
@@ -144,17 +149,17 @@ def test_a_character_that_the_prompt_begins_comes_out_whole() -> None:
     begin, end = tokenizer.encode("€")[:1], tokenizer.encode("€")[1:]
     assert end, "the tiny vocabulary must split this character"
     stream = start_detokenizer(tokenizer, begin, skip_special_tokens=True)
-    assert stream.push(end) == "€"
+    assert push(stream, end) == "€"
     # And if it stays incomplete, its U+FFFD belongs to the prompt.
     stream = start_detokenizer(tokenizer, begin, skip_special_tokens=True)
-    assert stream.push(tokenizer.encode("at")) + stream.finish() == "at"
+    assert push(stream, tokenizer.encode("at")) + stream.finish() == "at"
 
 
 def test_incomplete_bytes_at_the_true_end_come_as_the_full_decode_has_them() -> None:
     tokenizer = tiny("byte level")
     output = tokenizer.encode("at") + tokenizer.encode("\U0001f9ff")[:-1]
     stream = start_detokenizer(tokenizer, tokenizer.encode("the"), skip_special_tokens=True)
-    assert stream.push(output) == "at"
+    assert push(stream, output) == "at"
     assert stream.finish() == "\ufffd"
 
 
@@ -177,14 +182,14 @@ def held_bytes_are_right(start: Start) -> bool:
         for split in (0, 1, 2):
             prompt = [*word, *output[:split]]
             stream = start(tokenizer, prompt, skip_special_tokens=True)
-            shown = "".join(stream.push([i]) for i in output[split:])
+            shown = "".join(push(stream, [i]) for i in output[split:])
             tails = [bytes(case)[-length:] for length in (1, 2, 3)]
             is_open = any(tail in BEGINNINGS and len(tail.decode(errors="ignore")) == 0 for tail in tails)
             text = tokenizer.decode([*word, *output])
             right = expected_text(tokenizer, prompt, output[split:], skip=True)
             if shown != (right.removesuffix("\ufffd") if is_open and text.endswith("\ufffd") else right):
                 return False
-            if shown + stream.push(word) != expected_text(tokenizer, prompt, [*output[split:], *word], skip=True):
+            if shown + push(stream, word) != expected_text(tokenizer, prompt, [*output[split:], *word], skip=True):
                 return False
     return True
 
@@ -199,7 +204,7 @@ def test_a_prompt_may_be_an_array(family: str) -> None:
     tokenizer = tiny(family)
     prompt = tokenizer.encode("the cat " * 30)
     stream = start_detokenizer(tokenizer, np.array(prompt, dtype=np.int32), skip_special_tokens=True)
-    assert stream.push(np.array(tokenizer.encode("!"), dtype=np.int64).tolist()).strip() == "!"
+    assert push(stream, np.array(tokenizer.encode("!"), dtype=np.int64).tolist()).strip() == "!"
 
 
 def test_special_tokens_show_only_when_asked_for() -> None:
@@ -207,7 +212,7 @@ def test_special_tokens_show_only_when_asked_for() -> None:
     output = [*tokenizer.encode("at"), *ids_of(tokenizer, "<|end|>"), *tokenizer.encode("the")]
     for skip, text in ((True, "atthe"), (False, "at<|end|>the")):
         stream = start_detokenizer(tokenizer, tokenizer.encode("Hello"), skip_special_tokens=skip)
-        assert stream.push(output) + stream.finish() == text
+        assert push(stream, output) + stream.finish() == text
 
 
 def test_a_window_does_not_grow_with_the_output() -> None:
@@ -216,7 +221,7 @@ def test_a_window_does_not_grow_with_the_output() -> None:
         stream = start_detokenizer(tokenizer, tokenizer.encode("the cat " * 200), skip_special_tokens=True)
         assert isinstance(stream, WindowDetokenizer)
         for _ in range(300):
-            stream.push(tokenizer.encode("the cat"))
+            push(stream, tokenizer.encode("the cat"))
             assert len(stream._window) <= module.WINDOW + 1
 
 
@@ -235,8 +240,8 @@ class EachTokenAlone:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
         self.tokenizer, self.skip = tokenizer, skip_special_tokens
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        return "".join(self.tokenizer.decode([i], skip_special_tokens=self.skip) for i in token_ids)
+    def push_token(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id], skip_special_tokens=self.skip)
 
     def finish(self) -> str:
         return ""
@@ -250,8 +255,8 @@ class CutByLength(EachTokenAlone):
         self.ids = list(prompt)
         self.length = len(tokenizer.decode(self.ids, skip_special_tokens=self.skip))
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        self.ids += token_ids
+    def push_token(self, token_id: int) -> str:
+        self.ids.append(token_id)
         text = self.tokenizer.decode(self.ids, skip_special_tokens=self.skip)
         piece, self.length = text[self.length :], len(text)
         return piece
@@ -260,8 +265,8 @@ class CutByLength(EachTokenAlone):
 class NothingBeforeTheEnd(CutByLength):
     """All text in one piece at the end: right, but no stream."""
 
-    def push(self, token_ids: Sequence[int]) -> str:
-        self.ids += token_ids
+    def push_token(self, token_id: int) -> str:
+        self.ids.append(token_id)
         return ""
 
     def finish(self) -> str:

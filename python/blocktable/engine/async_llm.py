@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from .._core import Scheduler
+from ..checks import text
 from ..errors import EngineDeadError, InvalidInputError
 from ..retention import KvCacheRetentionConfig
 from ..sampling.params import RequestOutputKind, SamplingParams
@@ -154,7 +155,11 @@ class AsyncLLM:
 
         Never waits. Ids of requests that have ended, or never were, are passed over.
         """
-        for name in [request_id] if isinstance(request_id, str) else request_id:
+        is_one = isinstance(request_id, str) or not isinstance(request_id, Iterable)
+        names: list[Any] = [request_id] if is_one else list(request_id)
+        for name in names:
+            text("request_id", name)
+        for name in names:
             ticket = self._thread.find(name)
             if ticket is not None:
                 self._thread.abort(ticket)
@@ -165,7 +170,7 @@ class AsyncLLM:
         Known of live requests and of the last 1,024 that ended; raises `InvalidInputError` for others, `UnknownRequestError`
         where the core has forgotten it.
         """
-        number = self._thread.number_of(request_id)
+        number = self._thread.number_of(request_id) if isinstance(request_id, str) else None
         if number is None:
             raise InvalidInputError("request_id", request_id, "is not known, not yet or not any more")
         return self.scheduler.explain(number)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import InvalidInputError, UnknownOptionError
+from ..sampling.checks import between, number, whole
 from ..sampling.grammar import Grammar
 from ..sampling.params import ResolvedSampling, SamplingParams
 from .request import Prompt, read_chats, read_prompts
@@ -52,10 +53,11 @@ class Wishes:
         tenant = self.tenant
         if tenant is not None and not (isinstance(tenant, str) and 1 <= _num_bytes(tenant) <= MAX_TENANT_LENGTH):
             raise InvalidInputError("tenant", tenant, f"must be a text of 1..{MAX_TENANT_LENGTH} bytes")
-        if isinstance(self.priority, bool) or not isinstance(self.priority, int) or not -1000 <= self.priority <= 1000:
-            raise InvalidInputError("priority", self.priority, "must be a whole number from -1000 to 1000")
+        object.__setattr__(self, "priority", between("priority", whole("priority", self.priority), -1000, 1000))
         for name in ("queue_deadline_s", "deadline_s"):
-            _check_deadline(name, getattr(self, name))
+            seconds = getattr(self, name)
+            if seconds is not None:
+                object.__setattr__(self, name, number(name, seconds, high=MAX_DEADLINE_S, above_zero=True))
 
     @staticmethod
     def due_us(seconds: float | None, came_ns: int, now_ns: int) -> int | None:
@@ -79,14 +81,6 @@ def _num_bytes(text: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError:
         return 0
-
-
-def _check_deadline(name: str, value: Any) -> None:
-    if value is None:
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= MAX_DEADLINE_S:
-        raise InvalidInputError(name, value, f"must be a number of seconds above 0, at most {MAX_DEADLINE_S:g}")
 
 
 NO_WISHES = Wishes()

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from .._core import Scheduler
+from ..checks import text
 from ..errors import InvalidInputError
 from ..retention import KvCacheRetentionConfig
 from ..sampling.params import SamplingParams
@@ -155,6 +156,7 @@ class LLM:
 
     def abort(self, request_id: str) -> bool:
         """End a request, from any thread: its output comes with the finish reason `abort`. False if it has ended already."""
+        text("request_id", request_id)
         return request_id.isdecimal() and self._open.loop.abort(int(request_id))
 
     def abort_all(self) -> None:
@@ -166,6 +168,7 @@ class LLM:
 
         Known of live requests and of the last 1,024 that ended; raises `UnknownRequestError` for others.
         """
+        text("request_id", request_id)
         if not request_id.isdecimal():
             raise InvalidInputError("request_id", request_id, "must be an id that add_request gave")
         return self._open.loop.scheduler.explain(int(request_id))

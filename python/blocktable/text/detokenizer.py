@@ -16,7 +16,7 @@ vocabulary it raised on 448 and gave other text than the full decode on 290, tok
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -38,11 +38,8 @@ ANCHOR = 8
 class Detokenizer(Protocol):
     """The text of one request's output. One thread at a time."""
 
-    def push(self, token_ids: Iterable[int]) -> str:
-        """Take the next output tokens; returns the text that has become whole, perhaps none."""
-
     def push_token(self, token_id: int) -> str:
-        """The same for one token."""
+        """Take the next output token; returns the text that has become whole, perhaps none."""
 
     def finish(self) -> str:
         """The end is reached: returns what was held back. Nothing is pushed after."""
@@ -72,10 +69,6 @@ class ByteDetokenizer:
         self._decode(self._last_bytes(prompt_token_ids))
         # The prompt ends inside a character. If that never becomes whole, its U+FFFD is the prompt's.
         self._prompt_is_open = self._is_inside
-
-    def push(self, token_ids: Iterable[int]) -> str:
-        """See `Detokenizer.push`."""
-        return "".join([self.push_token(token_id) for token_id in token_ids])
 
     def push_token(self, token_id: int) -> str:
         """See `Detokenizer.push_token`."""
@@ -131,10 +124,6 @@ class WindowDetokenizer:
         self._window = self._prompt_window(prompt_token_ids)
         self._known = self._decode(self._window)
         self._limit = max(WINDOW, 2 * len(self._window))
-
-    def push(self, token_ids: Iterable[int]) -> str:
-        """See `Detokenizer.push`."""
-        return "".join(self.push_token(int(token_id)) for token_id in token_ids)
 
     def finish(self) -> str:
         """See `Detokenizer.finish`."""
