@@ -74,15 +74,16 @@ RUNGS = (
         "each check fails on the fault that it is there for",
         ("border", "events", "property", "faults", "engine"),
         with_mutants=True,
+        starts=9,
     ),
-    Rung("kernels", "each kernel against its slow twin", ("kernels",), starts=2),
+    Rung("kernels", "each kernel against its slow twin", ("kernels",), starts=3),
     Rung("text", "ids and words", ("text",)),
     Rung("sampling", "one id per sequence", ("sampling",)),
-    Rung("model", "paged equals unpaged, for every supported architecture", ("model",)),
-    Rung("engine", "the whole engine", ("engine",), starts=1),
-    Rung("server", "the whole engine, over HTTP", ("server",), starts=3),
-    Rung("cli", "the commands", ("cli",)),
-    Rung("meta", "the wheel, the layers, the documents, the benchmarks", ("meta",)),
+    Rung("model", "paged equals unpaged, for every supported architecture", ("model",), starts=7),
+    Rung("engine", "the whole engine", ("engine",), starts=2),
+    Rung("server", "the whole engine, over HTTP", ("server",), starts=1),
+    Rung("cli", "the commands", ("cli",), starts=8),
+    Rung("meta", "the wheel, the layers, the documents, the benchmarks", ("meta",), starts=6),
 )
 
 

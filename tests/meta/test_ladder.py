@@ -87,5 +87,5 @@ def test_the_core_and_the_longest_rungs_start_first(ladder, monkeypatch):
     started = []
     monkeypatch.setattr(ladder, "_run", lambda rung, options, out: started.append(rung.name) or ladder.Count(passed=1))
     list(ladder._run_all(list(ladder.RUNGS), argparse.Namespace(jobs=1)))
-    assert started[:4] == ["core", "engine", "kernels", "server"]
+    assert started[:4] == ["core", "server", "engine", "kernels"]
     assert sorted(started) == sorted(rung.name for rung in ladder.RUNGS)
