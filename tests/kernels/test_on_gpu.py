@@ -56,31 +56,35 @@ def test_the_command_goes_through_everything_and_keeps_a_report(tmp_path: Path) 
     assert "- 0 checks wrong, " in text
 
 
-SCALED = "quantised.quantise = lambda rows, dtype: (own(rows, dtype)[0], own(rows, dtype)[1] * 1.5)"
-WRONG = {
-    # A part: what is planted, what is told, a part behind it and what that tells
-    "stores": (SCALED, "WRONG: stores: torch.int8: ", "moves", "- right: moves: "),
-    "ropes": ("rope.rotated = lambda rows, cos, sin: rows", "WRONG: ropes: ", "moves", "- right: moves: "),
-    "moves": ("block_moves.copy_blocks = 1", "FAILED: moves: ", "engine", "- right: engine: "),
-    "one_byte": (SCALED, "WRONG: one_byte: rows of ", "shared_prefixes", '"what": "cascade"'),
+PLANTED = """
+from blocktable.kernels import block_moves, quantised, rope
+own = quantised.quantise
+quantised.quantise = lambda rows, dtype: (own(rows, dtype)[0], own(rows, dtype)[1] * 1.5)
+rope.rotated = lambda rows, cos, sin: rows
+block_moves.copy_blocks = 1
+"""
+TOLD = {
+    # A part, and what is told of it
+    "stores": "WRONG: stores: torch.int8: ",
+    "ropes": "WRONG: ropes: ",
+    "moves": "FAILED: moves: ",
+    "engine": "- right: engine: ",
+    "one_byte": "WRONG: one_byte: rows of ",
+    "shared_prefixes": '"what": "cascade"',
 }
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", WRONG)
-def test_a_wrong_answer_and_what_fails_stand_in_the_report(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a twin that is wrong, or none. The parts behind it are gone through all the same."""
-    planted, told, behind, told_there = WRONG[part]
-    lines = ["from blocktable.kernels import block_moves, quantised, rope", "own = quantised.quantise", planted]
-    (tmp_path / "sitecustomize.py").write_text("\n".join(lines), encoding="utf-8")
+def test_wrong_answers_and_what_fails_stand_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With twins that are wrong, or none. The parts behind them are gone through all the same."""
+    (tmp_path / "sitecustomize.py").write_text(PLANTED, encoding="utf-8")
     report = tmp_path / "report.md"
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    done = on_gpu("--device", "cpu", "--smoke", "--only", part, behind, "--report", str(report), interpreted=True)
+    done = on_gpu("--device", "cpu", "--smoke", "--only", *TOLD, "--report", str(report), interpreted=True)
     assert done.returncode == 1, done.stdout + done.stderr
     text = report.read_text(encoding="utf-8")
-    assert told in text
-    assert told_there in text
-    assert "- 1 checks wrong, " in text
+    assert [told for told in TOLD.values() if told not in text] == []
+    assert "- 4 checks wrong, " in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
