@@ -76,27 +76,35 @@ def test_who_leaves_while_his_grammar_is_compiled_leaves_nothing_behind(served: 
     leave(served)
 
 
-def test_a_process_that_hears_no_abort_meanwhile_is_caught(launch: Launch) -> None:
-    planted = Served(launch("build_deaf"))
-    try:
-        with pytest.raises(AssertionError):
-            leave(planted)
-    finally:
-        planted.close()
-
-
 @pytest.mark.parametrize("builder", ["build", "build_deaf"])
-def test_nothing_is_compiled_for_who_has_left(builder: str, launch: Launch, tmp_path: Path) -> None:
-    """`build_deaf` is the planted fault."""
+def test_nothing_is_compiled_for_who_has_left_and_a_drain_waits_for_none(builder: str, launch: Launch, tmp_path: Path) -> None:
+    """A drain beyond its time ends what is compiled. `build_deaf` is the planted fault."""
     noted = tmp_path / "grammars"
-    served = Served(launch(builder, fake_grammars_file=str(noted)))
+    own = Served(launch(builder, fake_grammars_file=str(noted)))
     try:
         with nullcontext() if builder == "build" else pytest.raises(AssertionError):
-            leave(served)
+            leave(own)
+        left = "left"  # what `leave` asks for and leaves
+        assert (left in noted.read_text().split()) is (builder == "build_deaf")
+        assert drains_in_time(own) is (builder == "build")
     finally:
-        served.close()
-    left = "left"  # what `leave` asks for and leaves
-    assert (left in noted.read_text().split()) is (builder == "build_deaf")
+        own.close()
+
+
+def drains_in_time(own: Served) -> bool:
+    """Whether a drain ends what is compiled, and what waits behind it, when its time is over."""
+
+    async def main() -> bool:
+        asked = [asyncio.ensure_future(read(own.client, shaped(COSTLY, name))) for name in ("compiled", "behind it")]
+        await asyncio.sleep(0.2)
+        assert not await own.client.drain(0.05)
+        have_ended = all(one.done() for one in asked)
+        for one in asked:
+            one.cancel()
+        ends = await asyncio.gather(*asked, return_exceptions=True)
+        return have_ended and [type(end) for end in ends] == [ShutDownError] * 2
+
+    return own.run(main())
 
 
 def order_of_work(monkeypatch: pytest.MonkeyPatch, *, planted: bool) -> list[str]:
@@ -144,24 +152,3 @@ def test_the_costly_grammars_of_one_tenant_hold_up_no_other(served: Served) -> N
         await asyncio.gather(*costly, return_exceptions=True)
 
     served.run(main())
-
-
-@pytest.mark.parametrize("builder", ["build", "build_deaf"])
-def test_a_drain_beyond_its_time_waits_for_no_grammar(builder: str, launch: Launch) -> None:
-    """`build_deaf` is the planted fault."""
-    own = Served(launch(builder))
-
-    async def main() -> bool:
-        asked = [asyncio.ensure_future(read(own.client, shaped(COSTLY, name))) for name in ("compiled", "behind it")]
-        await asyncio.sleep(0.2)
-        assert not await own.client.drain(0.05)
-        have_ended = all(one.done() for one in asked)
-        for one in asked:
-            one.cancel()
-        ends = await asyncio.gather(*asked, return_exceptions=True)
-        return have_ended and [type(end) for end in ends] == [ShutDownError] * 2
-
-    try:
-        assert own.run(main()) is (builder == "build")
-    finally:
-        own.close()
