@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from transformers import modeling_gguf_pytorch_utils as unpacking
@@ -60,7 +61,7 @@ def test_its_paged_logits_are_its_own(smollm2: LoadedModel) -> None:
 
 def test_reading_once_puts_everything_back() -> None:
     def names() -> tuple[object, ...]:
-        return (gguf.GGUFReader, gguf.get_tensor_name_map, unpacking.tqdm)
+        return (gguf.GGUFReader, gguf.get_tensor_name_map, unpacking._gguf_parse_value, unpacking.tqdm)
 
     before = names()
     with gguf_read_once():
@@ -69,3 +70,32 @@ def test_reading_once_puts_everything_back() -> None:
     with contextlib.suppress(RuntimeError), gguf_read_once():
         raise RuntimeError("a file is broken")
     assert names() == before
+
+
+def test_what_is_read_once_is_what_is_read(tmp_path: Path) -> None:
+    def read() -> tuple[dict[str, object], list[object]]:
+        reader = gguf.GGUFReader(path)
+        parse = unpacking._gguf_parse_value
+        values = {name: [parse(field.parts[at], field.types) for at in field.data] for name, field in reader.fields.items()}
+        return values, [(one.name, one.tensor_type, one.data.tolist()) for one in reader.tensors]
+
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_string("a string", "é 日本 😀")
+    writer.add_array("strings", ["", "Ġthe", "\n", "日本"])
+    writer.add_array("numbers", [1, -2, 3])
+    writer.add_array("fractions", [0.5, 1e-6])
+    writer.add_uint32("a number", 7)
+    writer.add_float32("a fraction", 1e-5)
+    writer.add_bool("a choice", True)
+    writer.add_tensor("output.weight", np.arange(6, dtype=np.float32).reshape(2, 3))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    before = read()
+    with gguf_read_once():
+        assert read() == before
+        assert gguf.GGUFReader(path) is gguf.GGUFReader(path)
+        assert type(gguf.GGUFReader(path).tensors[0].data) is np.ndarray
+    assert before[0]["strings"] == ["", "Ġthe", "\n", "日本"]
