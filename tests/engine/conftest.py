@@ -1,9 +1,11 @@
 """Owns the small model and the engines that the tests of the engine run on it."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 from blocktable import LLM, AsyncLLM
 
@@ -40,6 +42,18 @@ def make_llm(tiny_model: Any, tiny_tokenizer: Any, one_torch_thread: None) -> It
     yield make
     for llm in made:
         llm.shutdown()
+
+
+@contextmanager
+def judge(model: Any, tokenizer: Any) -> Iterator[LLM]:
+    """An engine whose answers a module compares with, computed once, before a test plants anything; with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with LLM(model, tokenizer=tokenizer, self_check=False, **SMALL) as llm:
+            yield llm
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -12,13 +12,15 @@ from blocktable import LLM, InvalidInputError, RequestOutput, RequestOutputKind,
 from blocktable.engine import step_loop
 from blocktable.engine.family import Family
 
-from .conftest import MakeAsync, MakeLLM
+from .conftest import MakeAsync, MakeLLM, judge
 from .faults import changing, faulty_model, interrupted_after, loop_of, raising
 from .test_overlap import ASKED, PROMPTS, WAYS
 from .ways import check_empty
 
 N = 3
 DRAWN = [name for name, params in ASKED.items() if params.temperature > 0]
+Right = dict[str, list[list[tuple[Any, ...]]]]
+"""By what is asked: for each prompt, what N requests of their own say."""
 
 
 def params_of(name: str, **changes: Any) -> SamplingParams:
@@ -37,11 +39,17 @@ def alone(llm: LLM, prompt: Any, name: str) -> list[tuple[Any, ...]]:
     return [(child, *told(answer)[0][1:]) for child, answer in enumerate(answers)]
 
 
-def check_answers(make_llm: MakeLLM, way: str, depth: int) -> None:
-    one, several = make_llm(**WAYS[way]), make_llm(overlap_depth=depth, **WAYS[way])
+@pytest.fixture(scope="module")
+def right(tiny_model: Any, tiny_tokenizer: Any) -> Right:
+    with judge(tiny_model, tiny_tokenizer) as llm:
+        return {name: [alone(llm, prompt, name) for prompt in PROMPTS] for name in DRAWN}
+
+
+def check_answers(make_llm: MakeLLM, right: Right, way: str, depth: int) -> None:
+    several = make_llm(overlap_depth=depth, **WAYS[way])
     for name in DRAWN:
         outputs = several.generate(PROMPTS, params_of(name, n=N))
-        assert [told(output) for output in outputs] == [alone(one, prompt, name) for prompt in PROMPTS], name
+        assert [told(output) for output in outputs] == right[name], name
         assert all(output.finished for output in outputs)
         counts = [sum(len(one.token_ids) for one in output.outputs) for output in outputs]
         assert [output.metrics.num_generation_tokens for output in outputs if output.metrics] == counts
@@ -56,12 +64,12 @@ def check_over(llm: Any) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("way", [way for way in WAYS if WAYS[way].get("max_num_seqs") != 1])
-def test_each_answer_is_that_of_its_own_seed(way: str, depth: int, make_llm: MakeLLM) -> None:
-    check_answers(make_llm, way, depth)
+def test_each_answer_is_that_of_its_own_seed(way: str, depth: int, make_llm: MakeLLM, right: Right) -> None:
+    check_answers(make_llm, right, way, depth)
 
 
 @pytest.mark.parametrize("planted", ["first tokens of one seed", "over with the first", "places mixed up"])
-def test_a_planted_fault_is_caught(planted: str, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_caught(planted: str, make_llm: MakeLLM, right: Right, monkeypatch: pytest.MonkeyPatch) -> None:
     end = Family.end
 
     def too_early(family: Family, output: RequestOutput, *, is_streamed: bool) -> RequestOutput | None:
@@ -83,7 +91,7 @@ def test_a_planted_fault_is_caught(planted: str, make_llm: MakeLLM, monkeypatch:
     else:
         monkeypatch.setattr(Family, "end", too_early if planted == "over with the first" else mixed_up)
     with pytest.raises((AssertionError, KeyError, ValueError)):
-        check_answers(make_llm, "plain", 1)
+        check_answers(make_llm, right, "plain", 1)
 
 
 def test_the_prompt_is_computed_once(make_llm: MakeLLM) -> None:

@@ -24,7 +24,7 @@ from blocktable.sampling import grammar, grammar_trial
 from blocktable.sampling.guide import Guide
 from blocktable.sampling.sampler import Sampler
 
-from .conftest import MakeAsync, MakeLLM
+from .conftest import MakeAsync, MakeLLM, judge
 from .faults import faulty_model, loop_of, raising
 from .test_overlap import PROMPTS, WAYS
 from .tiny_llama import END_ID
@@ -46,6 +46,10 @@ SHAPES: list[StructuredOutputsParams | None] = [
     StructuredOutputsParams(grammar='start: "<" start ">" | /[xyz]/'),
 ]
 
+
+TEMPERATURES = (0.0, 1.5)
+Alone = dict[tuple[float, int], list[list[tuple[Any, ...]]]]
+"""By temperature and number of answers: what each prompt is answered by itself."""
 
 WAYS_OF_SEVERAL = [way for way in WAYS if WAYS[way].get("max_num_seqs") != 1]
 
@@ -76,14 +80,24 @@ def told(output: RequestOutput) -> list[tuple[Any, ...]]:
     return [(one.index, one.text, list(one.token_ids), one.finish_reason, one.stop_reason) for one in output.outputs]
 
 
-def check_shapes(make_llm: MakeLLM, way: str, depth: int, n: int) -> None:
-    llm, alone = make_llm(overlap_depth=depth, **WAYS[way]), make_llm()
+@pytest.fixture(scope="module")
+def alone(tiny_model: Any, tiny_tokenizer: Any) -> Alone:
+    with judge(tiny_model, tiny_tokenizer) as llm:
+        return {
+            (temperature, n): [told(llm.generate(prompt, one)[0]) for prompt, one in zip(PROMPTS, asked(temperature, n))]
+            for temperature in TEMPERATURES
+            for n in (1, 3)
+        }
+
+
+def check_shapes(make_llm: MakeLLM, alone: Alone, way: str, depth: int, n: int) -> None:
+    llm = make_llm(overlap_depth=depth, **WAYS[way])
     num_whole = 0
-    for temperature in (0.0, 1.5):
+    for temperature in TEMPERATURES:
         params = asked(temperature, n)
         outputs = llm.generate(PROMPTS, params)
-        for prompt, one, output in zip(PROMPTS, params, outputs):
-            assert told(output) == told(alone.generate(prompt, one)[0])
+        for one, output, right in zip(params, outputs, alone[temperature, n]):
+            assert told(output) == right
             for answer in output.outputs:
                 if one.structured_outputs is not None and answer.finish_reason == "stop":
                     num_whole += 1
@@ -94,20 +108,22 @@ def check_shapes(make_llm: MakeLLM, way: str, depth: int, n: int) -> None:
     assert num_whole > len(PROMPTS) // 2
 
 
-def check_all_ways(make_llm: MakeLLM) -> None:
+def check_all_ways(make_llm: MakeLLM, alone: Alone) -> None:
     for way in WAYS_OF_SEVERAL:
-        check_shapes(make_llm, way, 1, 3)
+        check_shapes(make_llm, alone, way, 1, 3)
 
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("way", WAYS_OF_SEVERAL)
-def test_every_answer_has_its_shape_and_is_the_one_that_it_is_alone(way: str, depth: int, n: int, make_llm: MakeLLM) -> None:
-    check_shapes(make_llm, way, depth, n)
+def test_every_answer_has_its_shape_and_is_the_one_that_it_is_alone(
+    way: str, depth: int, n: int, make_llm: MakeLLM, alone: Alone
+) -> None:
+    check_shapes(make_llm, alone, way, depth, n)
 
 
 @pytest.mark.parametrize("planted", ["no mask", "the guide of another row", "begins anew in each row", "is never told"])
-def test_a_planted_fault_is_caught(planted: str, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_fault_is_caught(planted: str, make_llm: MakeLLM, alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     if planted == "no mask":
         monkeypatch.setattr(Sampler, "_mask_grammars", lambda *_: None)
     elif planted == "the guide of another row":
@@ -127,7 +143,7 @@ def test_a_planted_fault_is_caught(planted: str, make_llm: MakeLLM, monkeypatch:
     else:
         monkeypatch.setattr(LiveRequest, "is_heard", property(lambda self: self.text is not None))
     with pytest.raises((AssertionError, ValueError)):
-        check_all_ways(make_llm)
+        check_all_ways(make_llm, alone)
 
 
 def test_preemption_is_met_here(make_llm: MakeLLM) -> None:
