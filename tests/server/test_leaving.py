@@ -151,14 +151,35 @@ def test_who_leaves_has_all_its_answers_ended(is_streamed: bool, engine: AsyncLL
         assert leave(server, engine, pace, "decode", is_streamed=is_streamed, n=4) <= NOTICED
 
 
+def wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection tells of nobody's leaving by itself, as under another server: a task waits for it."""
+    monkeypatch.setattr(endpoint, "when_left", lambda receive, call: False)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_who_leaves_is_ended_also_where_the_connection_does_not_tell(
+    is_streamed: bool, engine: AsyncLLM, serve: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for_it(monkeypatch)
+    server = serve(engine)
+    with slow_model(engine) as pace:
+        assert leave(server, engine, pace, "decode", is_streamed=is_streamed) <= NOTICED
+
+
 async def deaf(receive: Any) -> None:
     """Never hears of a client that left."""
     await asyncio.Event().wait()
 
 
-def test_a_server_that_does_not_listen_is_caught(engine: AsyncLLM, serve: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: nobody waits for the client's leaving; an answer in one piece is computed to its end."""
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_server_that_does_not_listen_is_caught(
+    waits: bool, engine: AsyncLLM, serve: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: nobody waits for the client's leaving, or is told of it; an answer in one piece is computed to its end."""
+    if waits:
+        wait_for_it(monkeypatch)
     monkeypatch.setattr(endpoint, "_left", deaf)
+    monkeypatch.setattr(live.http_protocol, "tell_left", lambda cycle: None)
     server = serve(engine)
     with slow_model(engine) as pace:
         assert leave(server, engine, pace, "decode", is_streamed=False) > NOTICED

@@ -65,8 +65,9 @@ def test_no_request_leaves_a_cycle(server: Live) -> None:
 
 
 async def _end_and_keep(watch: Any) -> None:
-    watch._task.cancel()
-    await asyncio.wait((watch._task,))
+    if watch._task is not None:
+        watch._task.cancel()
+        await asyncio.wait((watch._task,))
 
 
 def _keeps_its_method(events: Any, *arguments: Any, **options: Any) -> None:
@@ -77,7 +78,7 @@ def _keeps_its_method(events: Any, *arguments: Any, **options: Any) -> None:
 _init = Events.__init__
 
 FAULTS = {
-    "a watch keeps its task": (endpoint._Watch, "end", _end_and_keep),
+    "a watch keeps what it has": (endpoint._Watch, "end", _end_and_keep),
     "a stream keeps a method of its own": (Events, "__init__", _keeps_its_method),
 }
 

@@ -8,18 +8,12 @@ slow, or the head was not sent, nothing is written, and False returned.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
 
 from starlette.types import Send
 
-WriteNow = Callable[[bytes], bool]
+from .connection import cycle_of
 
-_CYCLE: Any = None
-"""What one request and its answer are to uvicorn."""
-if find_spec("httptools") is not None:
-    _CYCLE = import_module("uvicorn.protocols.http.httptools_impl").RequestResponseCycle
+WriteNow = Callable[[bytes], bool]
 
 
 def write_nothing(body: bytes) -> bool:
@@ -29,8 +23,8 @@ def write_nothing(body: bytes) -> bool:
 
 def chunk_writer(send: Send) -> WriteNow:
     """For the `send` of a request that uvicorn reads with httptools; the body must not be empty."""
-    cycle = getattr(send, "__self__", None)
-    if _CYCLE is None or not isinstance(cycle, _CYCLE):
+    cycle = cycle_of(send)
+    if cycle is None:
         return write_nothing
     flow, transport = cycle.flow, cycle.transport
 

@@ -16,6 +16,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from .chunk_writer import chunk_writer
+from .connection import forget, has_whole_body, when_left
 from .errors import ApiError, api_error
 from .guard import TENANT
 from .limits import Limits
@@ -103,15 +104,21 @@ class _Watch:
     def __init__(self, receive: Receive) -> None:
         self._has_left = False
         self._working = asyncio.current_task()
-        self._task = asyncio.ensure_future(self._watch(receive))
+        self._receive = receive
+        # Where the connection tells by itself, no task has to wait for it.
+        is_told = when_left(receive, self._leave)
+        self._task = None if is_told else asyncio.ensure_future(self._watch(receive))
 
     def take_back(self) -> bool:
         """The task was cancelled: take back what was done here; whether that was all."""
         return self._has_left and self._working is not None and self._working.uncancel() == 0
 
     async def _watch(self, receive: Receive) -> None:
-        # It runs while the work waits, so that the work alone is cancelled by it.
         await _left(receive)
+        self._leave()
+
+    def _leave(self) -> None:
+        # It is called while the work waits, so that the work alone is cancelled by it.
         self._has_left = True
         if self._working is not None:
             self._working.cancel()
@@ -121,6 +128,9 @@ class _Watch:
         task = self._task
         # A cancelled task keeps the frames that it stood in: with these they would keep it, until a full collection.
         del self._task, self._working
+        if task is None:
+            forget(self._receive)
+            return
         task.cancel()
         await asyncio.wait((task,))
 
@@ -143,6 +153,8 @@ async def _read_body(headers: Mapping[bytes, bytes], receive: Receive, limits: L
     said = headers.get(b"content-length", b"0")
     if said.isdigit() and int(said[:20]) > limits.max_body_bytes:
         raise _too_large(limits)
+    if has_whole_body(receive):
+        return await _gather_body(receive, limits)
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             return await _gather_body(receive, limits)

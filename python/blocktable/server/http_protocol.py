@@ -1,9 +1,9 @@
 """uvicorn's reader of HTTP, as both ports use it: a connection has so many bytes and so much time for a head, and what it
 refuses because it is no HTTP is counted among the refusals.
 
-Before: uvicorn has bytes of a connection, or its end. After: `refusals.py` has one more; `endpoint.py` cancels the work of who
-left. Always: who has not said what he wants holds bounded memory for a bounded time; a client of HTTP/1.0 gets no chunks; of
-a connection that is lost each request is told; what is HTTP goes on as without it.
+Before: uvicorn has bytes of a connection, or its end. After: `refusals.py` has one more; `connection.py` tells `endpoint.py` of
+who left. Always: who has not said what he wants holds bounded memory for a bounded time; a client of HTTP/1.0 gets no chunks;
+of a connection that is lost each request is told; what is HTTP goes on as without it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from .connection import promise_to_tell, tell_left
 from .errors import ApiError
 from .http_parser import asks_for_another, parser_of
 from .refusals import Refusals
@@ -68,6 +69,7 @@ def counting_protocol(refusals: Refusals, head_timeout_s: float = 30.0) -> type[
             if asks_for_another(self.parser):
                 return
             super().on_headers_complete()
+            promise_to_tell(self.cycle)
             self._open = tuple(one for one in (*self._open, self.cycle) if one is not None and not one.response_complete)
             if self.scope["http_version"] == "1.0":
                 self.cycle.send = _unchunked(self.cycle)
@@ -87,6 +89,7 @@ def counting_protocol(refusals: Refusals, head_timeout_s: float = 30.0) -> type[
                 if not one.response_complete:
                     one.disconnected = True
                     one.message_event.set()
+                    tell_left(one)
             self._open = ()
 
         def send_400_response(self, msg: str) -> None:
