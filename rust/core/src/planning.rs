@@ -312,15 +312,16 @@ impl Scheduler {
                 at += 1;
                 continue;
             }
-            if self.request(seat).looks_again()
-                && let Some(used) = self.look_again(rows, seat, chunk)
-            {
-                if used == 0 {
-                    self.count_idle_rows(seat);
+            if self.request(seat).looks_again() {
+                self.name_filled();
+                if let Some(used) = self.look_again(rows, seat, chunk) {
+                    if used == 0 {
+                        self.count_idle_rows(seat);
+                    }
+                    rows.budget -= used;
+                    at += 1;
+                    continue;
                 }
-                rows.budget -= used;
-                at += 1;
-                continue;
             }
             match self.grow(at, self.request(seat).next() + chunk) {
                 Growth::Fits if self.foresees(seat) => {

@@ -4,7 +4,11 @@
 //! shares a block computes its last token only; what was published when the writer was aborted, preempted or failed stays in use, and
 //! what was lost is computed once more, by one of them.
 
+use blocktable_core::config::Config;
+use blocktable_core::request::Limits;
+
 use crate::broken::Checked;
+use crate::driver::Driver;
 use crate::shared_prompt::{Disturbance, PROMPT, run};
 
 const BUDGETS: [u32; 2] = [2048, 64];
@@ -65,4 +69,37 @@ fn a_preemption_of_the_first_in_a_crowded_pool_costs_what_it_had_computed() -> C
     }
     assert!(steps.len() > 1, "the first was preempted in steps {steps:?} only");
     Ok(())
+}
+
+/// The text of the first fills a block in the plan in which somebody who lost that very block, of another writer, looks for it again.
+#[test]
+fn a_block_that_a_decode_fills_is_found_in_the_same_plan() -> Checked {
+    let limits = |max_tokens| Limits { max_tokens, ..Limits::default() };
+    let new_driver = || Driver::new(Config { max_num_batched_tokens: 64, ..Config::new(32, 4, 1009, 64) });
+    let prompt = vec![1, 2, 3, 4, 5];
+    let mut earlier = new_driver();
+    let id = earlier.submit(prompt.clone(), limits(8))?.expect("it fits");
+    earlier.drain()?;
+    let text = earlier.clients[&id].tokens.clone();
+
+    let mut driver = new_driver();
+    driver.submit(prompt, limits(8))?;
+    driver.run_step()?;
+    driver.run_step()?;
+    let longer = |tail: u32| [&text[..8], &[tail; 3]].concat();
+    let writer = driver.submit(longer(101), limits(4))?.expect("it fits");
+    let sharer = driver.submit(longer(102), limits(4))?.expect("it fits");
+    let rows_of = |driver: &Driver, id| {
+        let mut entries = driver.step.iter().flat_map(|step| &step.entries);
+        entries.find(|entry| entry.id == id).map(|entry| entry.start..entry.start + entry.chunk)
+    };
+    driver.plan()?;
+    assert_eq!(rows_of(&driver, writer), Some(4..11), "it found the first block, and fills the second");
+    assert_eq!(rows_of(&driver, sharer), Some(8..11), "it shares both");
+    driver.abort(writer)?;
+    driver.commit(&[])?;
+    driver.plan()?;
+    assert_eq!(rows_of(&driver, sharer), Some(8..11), "it has the first, and shares the second with who fills it now");
+    driver.commit(&[])?;
+    driver.drain()
 }
