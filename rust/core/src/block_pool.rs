@@ -124,6 +124,14 @@ impl BlockPool {
         self
     }
 
+    /// The same pool, all of whose memory is there: see [`resident`](crate::resident).
+    #[must_use]
+    pub(crate) fn brought_in(mut self) -> Self {
+        self.queue.bring_in();
+        self.index.bring_in();
+        self
+    }
+
     /// The same pool, whose owner asks before it does anything that may be refused; a build with faults holds it to that.
     #[must_use]
     #[cfg_attr(not(feature = "mutants"), allow(unused_mut, reason = "nothing is held to anything"))]

@@ -7,6 +7,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::ids::{BlockId, StepId, TokenId};
+use crate::resident::bring_in;
 
 /// Steps in flight at most.
 pub const MAX_DEPTH: u32 = 2;
@@ -189,7 +190,8 @@ impl fmt::Debug for Flights {
 
 impl Flights {
     pub fn new(num_blocks: u32, rows: usize) -> Self {
-        let is_orphan = vec![0; num_blocks as usize].into();
+        let mut is_orphan: Box<[u8]> = vec![0; num_blocks as usize].into();
+        bring_in(&mut is_orphan);
         Flights { steps: std::array::from_fn(|_| Flight::new(rows)), landed: 0, newest: 0, is_orphan }
     }
 

@@ -131,6 +131,11 @@ impl FreeQueue {
         }
     }
 
+    /// Brings all its memory in: see [`resident`](crate::resident).
+    pub(crate) fn bring_in(&self) {
+        self.nodes.bring_in();
+    }
+
     /// Blocks in all, the null block among them.
     #[must_use]
     pub fn num_blocks(&self) -> u32 {

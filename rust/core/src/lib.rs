@@ -88,6 +88,7 @@ mod recording_config;
 mod recording_numbers;
 #[cfg(not(feature = "mutants"))]
 mod refusal;
+mod resident;
 mod room;
 mod row_arrays;
 mod seat;

@@ -9,6 +9,7 @@
 use crate::events::{Content, Event, EventLog};
 use crate::ids::{BlockId, Key};
 use crate::mutant::{self, Mutant};
+use crate::resident::bring_in;
 use crate::watch::Watch;
 
 mod audit;
@@ -68,6 +69,13 @@ impl PrefixIndex {
             events: None,
             watch: Watch::default(),
         }
+    }
+
+    /// Brings all its memory in: see [`resident`](crate::resident).
+    pub(crate) fn bring_in(&mut self) {
+        bring_in(&mut self.keys);
+        bring_in(&mut self.links);
+        bring_in(&mut self.buckets);
     }
 
     /// From now on, when nothing is named yet, `events` is told of every change of the set of published keys.

@@ -147,7 +147,7 @@ impl Scheduler {
         if config.enable_partial_hits && config.enable_prefix_caching {
             pool = pool.remembering(BlockSize::new(config.block_size));
         }
-        pool = pool.sharing(&config.domain_shares);
+        pool = pool.sharing(&config.domain_shares).brought_in();
         Ok(Scheduler {
             block_size: BlockSize::new(config.block_size),
             layout: Layout::new(&config),

@@ -4,6 +4,7 @@
 //! before cannot change it after. A state's version grows whenever the block leaves a lane. Behind the blocks stand the sentinels, one
 //! for each lane; a link of 0 in a sentinel leads to itself, so zeroed memory is a pool of fresh blocks and empty lanes.
 
+use crate::resident::bring_in_words;
 use crate::sync::{AtomicU64, Ordering, zeroed};
 
 const VERSION: u64 = !0 << 32;
@@ -81,6 +82,11 @@ pub(super) struct Nodes {
 impl Nodes {
     pub fn new(num_blocks: u32, lanes: usize) -> Self {
         Nodes { words: zeroed(num_blocks as usize + lanes), num_blocks }
+    }
+
+    /// Brings all their memory in: see [`resident`](crate::resident).
+    pub fn bring_in(&self) {
+        bring_in_words(&self.words);
     }
 
     pub fn num_blocks(&self) -> u32 {
