@@ -4,6 +4,9 @@ Shown without a GPU: the model's numbers and the pool are tensors that only say 
 asked for is an error, and kernels are listed in place of launched.
 """
 
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,8 +54,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def captured_pass(name: str) -> Tensor:
-    """The answer of what a graph of four sequences would capture."""
+@contextmanager
+def prepared(name: str) -> Iterator[Run]:
+    """What a graph of four sequences would capture."""
     model = tiny.build(name)
     loaded = wrap_model(model, self_check=False)
     rotate_in_store(model, model.__dict__[attachment._ATTACHMENT].trace)
@@ -72,7 +76,13 @@ def captured_pass(name: str) -> Tensor:
         graphs = DecodeGraphs(loaded, memory, groups, attention_backend._triton, NoGraphs(), keeps_rows=True)
         run = graphs._pass(*_on_the_gpu(1 + max(groups)), SEQS, COLUMNS)
         with NothingFromTheHost():
-            return run()
+            yield run
+
+
+def captured_pass(name: str) -> Tensor:
+    """Its answer."""
+    with prepared(name) as run:
+        return run()
 
 
 def _move(tensors: dict[str, Any]) -> None:
@@ -112,6 +122,22 @@ def test_a_captured_pass_reads_nothing_back_and_brings_nothing(name: str, launch
 def test_a_model_like_llama_rotates_in_its_store(launched: list[str]) -> None:
     captured_pass("llama")
     assert launched == ["_rope_store", "_decode"] * 4
+
+
+def test_a_pass_leaves_none_of_its_memory_behind(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes back to the pool that all graphs share: what one decodes with, the next one decodes with too."""
+    made: list[weakref.ref[Any]] = []
+    own = triton_decode.DecodeScratch.__init__
+
+    def noted(self: triton_decode.DecodeScratch) -> None:
+        own(self)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(triton_decode.DecodeScratch, "__init__", noted)
+    with prepared("llama") as run:
+        for passes in (1, 2):
+            run()
+            assert [scratch() for scratch in made] == [None] * passes, "one of each pass, for all of its layers"
 
 
 def test_lengths_that_are_read_back_are_told(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

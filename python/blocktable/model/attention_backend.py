@@ -46,7 +46,7 @@ class AttentionBackend:
     run_layers: Callable[..., Tensor] | None = None
     """As `cpu_attention.run_layers`; None: it knows no whole layers."""
     for_graph: Callable[[], AttentionBackend] | None = None
-    """The same kernels with memory of their own, for one captured graph; None: they cannot be captured."""
+    """The same kernels with memory of their own, for one pass of a captured graph; None: they cannot be captured."""
 
 
 REFERENCE = AttentionBackend("reference", reference.store_kv, reference.paged_attention)

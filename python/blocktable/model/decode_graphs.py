@@ -96,7 +96,7 @@ class DecodeGraphs:
         *,
         keeps_rows: bool,
     ) -> None:
-        """`groups`: for each layer its group. `backend` makes the kernels of one graph, with memory of their own."""
+        """`groups`: for each layer its group. `backend` makes the kernels of one pass, with memory of their own."""
         self._loaded = loaded
         self._memory = memory
         self._groups = groups
@@ -154,12 +154,14 @@ class DecodeGraphs:
 
     def _pass(self, step: _Step, tables: DeviceTables, size: int, columns: int) -> Run:
         """A forward pass of `size` rows that see up to `columns` blocks."""
-        backend, memory, model = self._backend(), self._memory, self._loaded.model
+        memory, model = self._memory, self._loaded.model
         token_ids, positions, slots, lens, seq_slots, places, blocks = step.parcel.device
         starts = torch.arange(size + 1, dtype=torch.int32, device=memory.device)
         every_row = torch.arange(size, device=memory.device)
 
         def run() -> Tensor:
+            # What its kernels keep between layers goes back to the pool of all graphs behind the last one.
+            backend = self._backend()
             # Into the tables first: rows are taken out of them next.
             tables.flat.index_copy_(0, places, blocks)
             steps = []
