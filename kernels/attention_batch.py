@@ -43,7 +43,7 @@ class AttentionBatch:
     most_parts: int | None = None  # of all contexts together, where their lengths are not known here
     _groups: dict[Geometry, tuple[RowGroup, ...]] = field(default_factory=dict, repr=False)
     _integers: list[Tensor] = field(default_factory=list, repr=False)
-    _parts: dict[int, ContextParts] = field(default_factory=dict, repr=False)
+    _parts: dict[int | None, ContextParts] = field(default_factory=dict, repr=False)  # by window; None: behind prefixes
 
     @classmethod
     def build(
@@ -143,16 +143,32 @@ class AttentionBatch:
         return tables, starts, lens
 
     def parts(self, window: int = 0) -> ContextParts:
-        """What single queries see, in parts; behind shared prefixes, where there are some. Made when the first layer asks."""
-        window = 0 if window >= max(self.seq_lens, default=0) else window
+        """What single queries see, in parts, whatever they share. Made when the first layer asks."""
+        window = window if self.outgrows(window) else 0
         found = self._parts.get(window)
         if found is None:
             found = self._parts[window] = self._cut(window)
         return found
 
+    def rests(self, prefixes: SharedPrefixes) -> ContextParts:
+        """What single queries see behind `prefixes`, those of this batch, in parts. Made when the first layer asks."""
+        found = self._parts.get(None)
+        if found is None:
+            begins = prefixes.begins()
+            num_parts = sum(max(1, count_parts(end - begin)) for begin, end in zip(begins, self.seq_lens, strict=True))
+            lens = self.integers()[2]
+            own = prefixes.begin_tensor(lens.device)
+            found = ContextParts.cut(lens, num_parts, begins=own, num_before=sum(map(count_parts, begins)))
+            self._parts[None] = found
+        return found
+
+    def outgrows(self, window: int) -> bool:
+        """Whether some sequence is longer than a window, which is none if it is 0."""
+        return 0 < window < max(self.seq_lens, default=0)
+
     def groups(self, geometry: Geometry) -> tuple[RowGroup, ...]:
         """The products that attend every query once, for layers of this geometry."""
-        if geometry.window >= max(self.seq_lens, default=0):
+        if not self.outgrows(geometry.window):
             geometry = geometry._replace(window=0)  # nothing is out of its reach
         found = self._groups.get(geometry)
         if found is None:
@@ -189,13 +205,8 @@ class AttentionBatch:
         if self.most_parts is not None:
             most = min(self.most_parts, len(lens) * count_parts(window)) if window else self.most_parts
             return ContextParts.cut(lens, most, window=window)
-        if self.prefixes is None:
-            seen = (min(seq_len, window) if window else seq_len for seq_len in self.seq_lens)
-            return ContextParts.cut(lens, sum(max(1, count_parts(positions)) for positions in seen), window=window)
-        begins = self.prefixes.begins()
-        num_parts = sum(max(1, count_parts(end - begin)) for begin, end in zip(begins, self.seq_lens, strict=True))
-        own = self.prefixes.begin_tensor(lens.device)
-        return ContextParts.cut(lens, num_parts, begins=own, num_before=sum(map(count_parts, begins)))
+        seen = (min(seq_len, window) if window else seq_len for seq_len in self.seq_lens)
+        return ContextParts.cut(lens, sum(max(1, count_parts(positions)) for positions in seen), window=window)
 
     def _members(self, window: int) -> list[Member]:
         """Every sequence that has queries."""

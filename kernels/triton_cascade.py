@@ -103,7 +103,7 @@ def bind_cascade(
     out = q.new_empty(sizes["T"], sizes["Hq"], sizes["Dv"])
     if not out.numel():
         return BoundLaunch(out, ())
-    parts = batch.parts()
+    parts = batch.rests(prefixes)
     partials = (scratch or DecodeScratch()).take(q, sizes, len(batch.seq_lens), parts.num_places, target)
     head_class, chosen = attention_launch(target, q.dtype, max(sizes["Dk"], sizes["Dv"]), is_decode=False)
     grouped = sizes["Hq"] // sizes["Hkv"]

@@ -23,6 +23,8 @@ interpreter = pytest.importorskip("tests.kernels.interpreter")
 interpreter.mend()
 
 from blocktable.kernels import cascade, triton_cascade, triton_decode  # noqa: E402 - after the interpreter is chosen
+from blocktable.kernels.bound_launch import KernelLaunch  # noqa: E402
+from blocktable.model import gpu_attention  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows that are masked afterwards
 
@@ -78,10 +80,36 @@ def test_a_cascade_is_attention_over_positions(decode: Decode, block_size: int, 
 
 
 @pytest.mark.parametrize("decode", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
-def test_a_group_of_some_and_no_group_at_all_are_right_too(decode: Decode) -> None:
+def test_a_group_of_some_or_one_and_no_group_at_all_are_right_too(decode: Decode) -> None:
     case = make_case(Shape(**WIDE), LENGTHS)
-    for given in (([1, 3], [0, 2], [1]), ([], [0], [])):
+    for given in (([1, 3], [0, 2], [1]), ([3], [0, 1], [2]), ([], [0], [])):
         checks.assert_close(attend(decode, case, given), case.expected(), checks.TOLERANCE)
+
+
+@pytest.mark.parametrize("window", [0, 700, 5000])
+def test_a_decode_over_a_batch_with_prefixes_passes_them_over(window: int) -> None:
+    """As a layer with a window does beside others that have none, before and behind a cascade of the same batch."""
+    lengths = [Length(1, 1100), Length(1, 1120, shares=1088)]
+    case = make_case(Shape(kv_heads=1, window=window, **WIDE), lengths, spread=2.0)
+    batch = AttentionBatch.build(case.tables, case.query_starts, case.seq_lens, 16).with_prefixes([0, 1], [0, 2], [68])
+    caches = case.pool(NAN)[1:]
+    for _ in range(2):
+        checks.assert_close(triton_decode.paged_decode(case.q, *caches, batch, **case.options), case.expected(), 1e-5)
+        triton_cascade.bind_cascade(case.q, *caches, batch, scale=1.0)
+
+
+@pytest.mark.parametrize(("window", "launches"), [(0, 2), (21, 1), (100, 2)])
+def test_a_layer_whose_window_nobody_outgrows_is_one_without(
+    window: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    run = KernelLaunch.run
+    monkeypatch.setattr(KernelLaunch, "run", lambda self, launch=None: (made.append(self.kernel), run(self, launch)))
+    case = make_case(Shape(window=window, **WIDE), LENGTHS)
+    batch = AttentionBatch.build(case.tables, case.query_starts, case.seq_lens, 16).with_prefixes(*groups(16))
+    out = gpu_attention.GpuKernels().paged_attention(case.q, *case.pool(NAN)[1:], batch, **case.options)
+    checks.assert_close(out, case.expected(), checks.TOLERANCE)
+    assert len(made) == launches
 
 
 def test_prefixes_and_rests_of_several_parts_are_joined_and_leave_the_counters_at_0() -> None:

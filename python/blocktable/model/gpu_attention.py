@@ -40,7 +40,7 @@ class GpuKernels:
         """As `reference.paged_attention`."""
         if batch.has_chunks:
             return triton_attention.paged_attention(q, k_cache, v_cache, batch, **options)
-        if batch.prefixes is not None and not options.get("window"):
+        if batch.prefixes is not None and not batch.outgrows(options.get("window", 0)):
             options.pop("window", None)
             return triton_cascade.cascade_decode(q, k_cache, v_cache, batch, scratch=self._scratch, **options)
         return triton_decode.paged_decode(q, k_cache, v_cache, batch, scratch=self._scratch, **options)
