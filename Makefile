@@ -79,7 +79,7 @@ aot: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test ## Compile every variant of 
 triton: $(STAMPS)/core $(STAMPS)/engine $(STAMPS)/test ## The tests of the GPU kernels with the lowest supported Triton, brought into a folder of its own
 	@test -d $(VENV)/lowest-triton || $(PIP) install --quiet --no-deps --target $(VENV)/lowest-triton 'triton==3.6.*'
 	@PYTHONPATH=$(CURDIR)/$(VENV)/lowest-triton $(PY) -m pytest -q $(wildcard tests/kernels/test_triton*.py) tests/kernels/test_cascade.py \
-		tests/kernels/test_rope.py tests/kernels/test_bound_launch.py tests/kernels/test_guard_pages.py
+		tests/kernels/test_context_parts.py tests/kernels/test_rope.py tests/kernels/test_bound_launch.py tests/kernels/test_guard_pages.py
 
 instructions: $(STAMPS)/venv ## Count the scheduler's instructions under valgrind, and keep the figures that `make check` compares with
 	@exec $(PY) tests/instructions.py --update

@@ -127,8 +127,17 @@ def check_same_device(**tensors: Tensor) -> None:
             raise KernelInputError(f"{name} is on {device}: must be on {expected}, the device of {first}")
 
 
-def check_compact(**tensors: Tensor) -> None:
-    """No gaps in the last dimension."""
+def check_compact(**tensors: Tensor | None) -> None:
+    """No gaps in the last dimension of those that are given."""
     for name, tensor in tensors.items():
-        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        if tensor is not None and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise KernelInputError(f"{name} has stride {tensor.stride(-1)} in its last dimension: must be 1")
+
+
+def check_near(**dimensions: tuple[Tensor, int]) -> None:
+    """Refuse a stride of a dimension whose multiples are no numbers of 32 bits, which the loops of attention count in."""
+    for name, (tensor, dimension) in dimensions.items():
+        size, step = tensor.shape[dimension], tensor.stride(dimension)
+        if (size - 1) * step >= 2**31:
+            found = f"{name} has stride {step} in dimension {dimension}"
+            raise KernelInputError(f"{found}: must be at most {(2**31 - 1) // (size - 1)}, for {size} there")

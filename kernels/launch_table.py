@@ -1,8 +1,9 @@
 """How each attention kernel is launched: tile sizes, warps and stages by target, dtype and class of head size.
 
 Before: a launcher knows where its tensors are. After: it launches with these constants. Always: nothing is tuned or asked of a
-device when this is imported; what is not in the table is refused, so no variant is compiled that no test has compiled; window,
-block size, soft cap's value, grouping and head size are run-time values and make no variants.
+device when this is imported; what is not in the table is refused; window, block size, soft cap's value, grouping and head size
+are run-time values and make no variants. Whether there are soft caps, sinks, slopes or scales makes some, of which tests
+compile single queries with scales.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Before: a step's keys and values. After: caches of float8_e4m3fn or int8 with a scale for each token and head. Always: a row is
 its numbers times its scale; the scale is that of the row's largest number, so a row's error is at most 1 / 16 of a number in
-fp8 (half a step of its 3 bits) and 1 / 254 of its largest in int8; a row of zeros has scale 1.
+fp8 (half a step of its 3 bits) and 1 / 254 of its largest in int8; a row without a number above `LEAST` becomes zeros.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from .reference import paged_attention
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """The largest number of each format, on which a row's largest comes to lie."""
+LEAST = 1e-30
+"""A row's scale is 1 if its largest number is not above this: those of still smaller ones would have no digits."""
 
 
 @torch.no_grad()
@@ -44,7 +46,7 @@ def quantise(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """rows [..., D] as numbers of `dtype` [..., D] and scales [...] float32."""
     rows = rows.float()
     largest = rows.abs().amax(-1)
-    scale = torch.where(largest > 0, largest / LARGEST[dtype], 1.0)
+    scale = torch.where(largest > LEAST, largest / LARGEST[dtype], 1.0)
     scaled = rows / scale.unsqueeze(-1)
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
 

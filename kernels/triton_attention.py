@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .attention_batch import AttentionBatch
 from .bound_launch import BoundLaunch, KernelLaunch, Launcher
-from .input_checks import check_attention, check_compact
+from .input_checks import check_attention, check_compact, check_near
 from .launch_table import attention_launch, target_of
 from .triton_tiles import LOG2_E, NO_WINDOW, attend_tiles, load_queries
 
@@ -113,7 +113,8 @@ def bind_attention(
     """
     options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks, "slopes": slopes}
     sizes = check_attention(q, k_cache, v_cache, batch, **options, k_scales=k_scales, v_scales=v_scales)
-    check_compact(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_compact(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, slopes=slopes)
+    check_near(q=(q, 1), k_cache=(k_cache, 2), v_cache=(v_cache, 2))
     out = q.new_empty(sizes["T"], sizes["Hq"], sizes["Dv"])
     if not out.numel():
         return BoundLaunch(out, ())

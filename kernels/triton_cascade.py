@@ -17,7 +17,7 @@ from torch import Tensor
 from .attention_batch import AttentionBatch
 from .bound_launch import BoundLaunch, KernelLaunch, Launcher
 from .context_parts import PART
-from .input_checks import check_attention, check_compact, check_single_queries
+from .input_checks import check_attention, check_compact, check_near, check_single_queries
 from .launch_table import attention_launch, target_of
 from .triton_decode import DecodeScratch, bind_decode, join_parts
 from .triton_tiles import NO_WINDOW, attend_tiles, load_queries
@@ -99,7 +99,8 @@ def bind_cascade(
         return bind_decode(q, k_cache, v_cache, batch, **options, scratch=scratch, target=target)
     sizes = check_attention(q, k_cache, v_cache, batch, **options)
     check_single_queries(batch)
-    check_compact(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_compact(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, slopes=slopes)
+    check_near(q=(q, 1), k_cache=(k_cache, 2), v_cache=(v_cache, 2))
     out = q.new_empty(sizes["T"], sizes["Hq"], sizes["Dv"])
     if not out.numel():
         return BoundLaunch(out, ())

@@ -19,7 +19,7 @@ from torch import Tensor
 from .attention_batch import AttentionBatch
 from .bound_launch import BoundLaunch, KernelLaunch, Launcher
 from .context_parts import PART, ContextParts
-from .input_checks import check_attention, check_compact, check_single_queries
+from .input_checks import check_attention, check_compact, check_near, check_single_queries
 from .launch_table import Launch, attention_launch, target_of
 from .shapes import Sizes
 from .triton_tiles import LOG2_E, NO_WINDOW, attend_tiles, load_queries
@@ -188,7 +188,8 @@ def bind_decode(
     options |= {"k_scales": k_scales, "v_scales": v_scales}
     sizes = check_attention(q, k_cache, v_cache, batch, **options)
     check_single_queries(batch)
-    check_compact(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_compact(q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, slopes=slopes)
+    check_near(q=(q, 1), k_cache=(k_cache, 2), v_cache=(v_cache, 2))
     out = q.new_empty(sizes["T"], sizes["Hq"], sizes["Dv"])
     if not out.numel():
         return BoundLaunch(out, ())

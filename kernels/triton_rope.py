@@ -46,12 +46,13 @@ def _rope_store(
     number = tl.program_id(1)
     query_programs = tl.cdiv(query_heads, HEADS)
     kv_programs = tl.cdiv(kv_heads, HEADS)
+    some = tl.arange(0, HEADS).to(tl.int64)
     key_d = tl.arange(0, KEYS)
     is_key = (key_d < key_width)[None, :]
     cos = cos_ptr + token * cos_token
     sin = sin_ptr + token * sin_token
     if number < query_programs:
-        head = number * HEADS + tl.arange(0, HEADS)
+        head = number * HEADS + some
         mask = (head < query_heads)[:, None] & is_key
         rows = _rotated(q_ptr + token * q_token, head, q_head, key_d, mask, cos, sin, rotary)
         tl.store(out_ptr + token * out_token + head[:, None] * out_head + key_d[None, :], rows, mask=mask)
@@ -59,7 +60,7 @@ def _rope_store(
         slot = tl.load(slots_ptr + token)
         if slot >= 0:
             if number < query_programs + kv_programs:
-                head = (number - query_programs) * HEADS + tl.arange(0, HEADS)
+                head = (number - query_programs) * HEADS + some
                 mask = (head < kv_heads)[:, None] & is_key
                 rows = _rotated(k_ptr + token * k_token, head, k_head, key_d, mask, cos, sin, rotary)
                 write_rows(
@@ -67,7 +68,7 @@ def _rope_store(
                     k_block, k_to_head, k_slot, scale_block, scale_head, QUANTISED, ROUNDED,
                 )  # fmt: skip
             else:
-                head = (number - query_programs - kv_programs) * HEADS + tl.arange(0, HEADS)
+                head = (number - query_programs - kv_programs) * HEADS + some
                 value_d = tl.arange(0, VALUES)
                 mask = (head < kv_heads)[:, None] & (value_d < value_width)[None, :]
                 rows = tl.load(v_ptr + token * v_token + head[:, None] * v_head + value_d[None, :], mask=mask, other=0.0)
@@ -99,7 +100,7 @@ def rope_store_kv(
     else:
         check_store(k, v, k_cache, v_cache, slots)
         check_same_dtype(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
-    check_compact(q=q, k=k, v=v, cos=cos, sin=sin, k_cache=k_cache, v_cache=v_cache)
+    check_compact(q=q, k=k, v=v, cos=cos, sin=sin, k_cache=k_cache, v_cache=v_cache, slots=slots)
     (tokens, query_heads, key_width), kv_heads, value_width = q.shape, k.shape[1], v.shape[2]
     out = q.new_empty(q.shape)
     if not tokens or not key_width:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from .bound_launch import KernelLaunch, Launcher
 from .input_checks import check_compact, check_same_dtype, check_store
-from .quantised import LARGEST, check_quantised
+from .quantised import LARGEST, LEAST, check_quantised
+
+_LEAST = tl.constexpr(LEAST)
 
 
 @triton.jit
@@ -27,7 +29,7 @@ def write_rows(
     if QUANTISED:
         rows = rows.to(tl.float32)
         top = tl.max(tl.abs(rows), 1)
-        scale = tl.where(top > 0.0, top / largest, 1.0)
+        scale = tl.where(top > _LEAST, top / largest, 1.0)
         rows = rows / scale[:, None]
         if ROUNDED:
             # To the nearest, the even one of two: adding 1.5 * 2^23 leaves no room for a fraction.
@@ -47,7 +49,7 @@ def _store(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     if slot >= 0:
-        head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+        head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS)).to(tl.int64)
         d = tl.arange(0, WIDTH)
         mask = (head < heads)[:, None] & (d < width)[None, :]
         rows = tl.load(from_ptr + token * from_token + head[:, None] * from_head + d[None, :], mask=mask, other=0.0)
@@ -62,7 +64,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     """As `reference.store_kv`; slots are not compared with the cache's size on a GPU, which would wait for it."""
     check_store(k, v, k_cache, v_cache, slots)
     check_same_dtype(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
-    check_compact(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+    check_compact(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
     for rows, cache in ((k, k_cache), (v, v_cache)):
         _run(rows, cache, None, slots, launch)
 
@@ -81,7 +83,7 @@ def store_kv_quantised(
 ) -> None:
     """As `quantised.store_kv_quantised`, with contiguous scales."""
     check_quantised(k, v, k_cache, v_cache, k_scales, v_scales, slots)
-    check_compact(k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+    check_compact(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=slots)
     for rows, cache, scales in ((k, k_cache, k_scales), (v, v_cache, v_scales)):
         _run(rows, cache, scales, slots, launch)
 

@@ -189,13 +189,17 @@ def check_products_above_32_bits(kernels: Implementation) -> None:
     _check_far_blocks(kernels, 2**22, [2**10 + 1, 1])
 
 
+FAR = 2**30 + 64
+"""Twice as much is no more a number of 32 bits."""
+FAR_STEPS = ((FAR, 16), (8, FAR))
+"""From a head to the next, and from a slot of a block to the next."""
+
+
 def _check_far_blocks(kernels: Implementation, stride: int, blocks: list[int]) -> None:
     """Rows stored into two blocks, the higher one first, and attended there."""
     shape = Shape(block_size=2, kv_heads=1, grouped=2, key_width=3, value_width=3, dtype=torch.float16)
     num_blocks = blocks[0] + 1
-    size = 2 * (stride * (num_blocks - 1) + 1024)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0))
-    pool = torch.frombuffer(memory, dtype=torch.float16)
+    pool = _unbacked(stride * (num_blocks - 1) + 1024)
     k_cache = pool.as_strided((num_blocks, 1, 2, 3), (stride, 6, 3, 1), 0)
     v_cache = pool.as_strided((num_blocks, 1, 2, 3), (stride, 6, 3, 1), 6)
     case = make_case(shape, [Length(4, 4)])
@@ -205,6 +209,40 @@ def _check_far_blocks(kernels: Implementation, stride: int, blocks: list[int]) -
     highest = blocks[0] * stride
     assert torch.equal(pool[highest : highest + 6].view(2, 3), case.keys[0][:2, 0]), "the highest block was written"
     assert_close(case.run(kernels, k_cache, v_cache), case.expected(), 1e-3)
+
+
+def stored_far_apart(kernels: Implementation, heads: int, slots: int) -> tuple[Case, Tensor, Tensor]:
+    """Rows of three heads and three slots a block, so far apart, are stored; queries and new rows lie likewise."""
+    shape = Shape(block_size=3, kv_heads=3, grouped=1, key_width=3, value_width=3, dtype=torch.float16)
+    case = make_case(shape, [Length(4, 4)])
+    # What is cut may be below 0.
+    middle = _unbacked(2**32 + 4096)[2**31 :]
+    k_cache, v_cache = (
+        middle.as_strided((case.num_blocks, 3, 3, 3), (256, heads, slots, 1), middle.storage_offset() + at) for at in (0, 4)
+    )
+    q, k, v = (
+        middle.as_strided((4, 3, 3), (64, heads, 1), middle.storage_offset() + at).copy_(rows)
+        for at, rows in ((2048, case.q), (2304, case.keys[0]), (2560, case.values[0]))
+    )
+    at = [case.slot(0, position) for position in range(4)]
+    kernels.store_kv(k, v, k_cache, v_cache, torch.tensor([3 * block + offset for block, offset in at]))
+    for position, (block, offset) in enumerate(at):
+        assert torch.equal(k_cache[block, :, offset], k[position]), f"the row of position {position} was written"
+    case.q = q
+    return case, k_cache, v_cache
+
+
+def check_rows_far_apart(kernels: Implementation) -> None:
+    """They are stored and attended."""
+    for steps in FAR_STEPS:
+        case, k_cache, v_cache = stored_far_apart(kernels, *steps)
+        assert_close(case.run(kernels, k_cache, v_cache), case.expected(), 1e-3)
+
+
+def _unbacked(elements: int) -> Tensor:
+    """Zeros of float16, of which only the pages that are touched exist."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return torch.frombuffer(mmap.mmap(-1, 2 * elements, flags=flags), dtype=torch.float16)
 
 
 def _sees(case: Case, sequence: int, position: int) -> Tensor:

@@ -45,7 +45,7 @@ from tests.engine.tiny_llama import make_model, make_tokenizer
 from tests.kernels import gpu_figures
 from tests.kernels.checks import assert_close
 from tests.kernels.paged_case import Case, Length, Shape, make_case
-from tests.kernels.triton_cases import CASES, TOLERANCE, case_of
+from tests.kernels.triton_cases import CASES, DECODES, LENGTHS, TOLERANCE, case_of
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,12 @@ class Place:
 
 
 def attention(place: Place) -> Iterator[str]:
-    """Every case of the pairwise cover."""
+    """Every case of the pairwise cover, of chunks and of single queries."""
     for number, one in enumerate(CASES[:3] if place.is_smoke else CASES):
-        case = case_of(one, number)
-        out = triton_attention.paged_attention(*place.tensors(case), place.batch(case), **place.options(case))
-        assert_close(out.cpu(), case.expected(), TOLERANCE[case.shape.dtype])
+        for attend, lengths in ((triton_attention.paged_attention, LENGTHS), (triton_decode.paged_decode, DECODES)):
+            case = case_of(one, number, lengths)
+            out = attend(*place.tensors(case), place.batch(case), **place.options(case))
+            assert_close(out.cpu(), case.expected(), TOLERANCE[case.shape.dtype])
         yield f"case {number}: {one}"
 
 

@@ -40,3 +40,8 @@ def test_block_ids_above_65535_are_exact(kernels: Implementation) -> None:
 
 def test_offsets_above_32_bits_are_exact(kernels: Implementation) -> None:
     checks.check_offsets_above_32_bits(kernels)
+
+
+def test_products_above_32_bits_are_exact(kernels: Implementation) -> None:
+    checks.check_products_above_32_bits(kernels)
+    checks.check_rows_far_apart(kernels)

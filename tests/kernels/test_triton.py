@@ -4,6 +4,7 @@ Cases cover every pair of dtype, head size, block size, grouping and feature at 
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
@@ -17,13 +18,20 @@ from tests.conftest import SEED
 from tests.kernels import checks
 from tests.kernels.implementations import Implementation
 from tests.kernels.paged_case import Case, Length, Shape, empty_pool, make_case
-from tests.kernels.triton_cases import CASES, FACTORS, LENGTHS, TOLERANCE, case_of
+from tests.kernels.triton_cases import CASES, DECODES, FACTORS, LENGTHS, TOLERANCE, case_of
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 interpreter = pytest.importorskip("tests.kernels.interpreter")
 interpreter.mend()
 
-from blocktable.kernels import triton_attention, triton_blocks, triton_decode, triton_store  # noqa: E402 - after the interpreter is chosen
+from blocktable.kernels import (  # noqa: E402 - after the interpreter is chosen
+    triton_attention,
+    triton_blocks,
+    triton_cascade,
+    triton_decode,
+    triton_rope,
+    triton_store,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows that are masked afterwards
 
@@ -39,6 +47,19 @@ NAN = float("nan")
 
 def run(case: Case, unseen: float = NAN) -> Tensor:
     return case.run(TRITON, *case.pool(unseen)[1:])
+
+
+def decode(case: Case) -> Tensor:
+    batch = AttentionBatch.build(case.tables, case.query_starts, case.seq_lens, case.shape.block_size)
+    return triton_decode.paged_decode(case.q, *case.pool(NAN)[1:], batch, **case.options)
+
+
+def cascade(case: Case) -> Tensor:
+    """Two sequences that share all blocks but their last one."""
+    batch = AttentionBatch.build(case.tables, case.query_starts, case.seq_lens, case.shape.block_size)
+    batch = batch.with_prefixes([0, 1], [0, 2], [case.tables.shape[1] - 1])
+    options = {name: value for name, value in case.options.items() if name != "window"}
+    return triton_cascade.cascade_decode(case.q, *case.pool(NAN)[1:], batch, **options)
 
 
 def test_every_two_values_of_two_factors_meet_in_some_case(tell: Callable[[str], None]) -> None:
@@ -58,6 +79,41 @@ def test_paged_attention_is_attention_over_positions(number: int) -> None:
     case = case_of(CASES[number], SEED + number)
     with interpreter.shuffled_programs(number):
         checks.assert_close(run(case), case.expected(), TOLERANCE[case.shape.dtype])
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_paged_decode_is_attention_over_positions(number: int) -> None:
+    print(f"{number}: {CASES[number]}")
+    case = case_of(CASES[number], SEED + number, DECODES)
+    with interpreter.shuffled_programs(number):
+        checks.assert_close(decode(case), case.expected(), TOLERANCE[case.shape.dtype])
+
+
+@pytest.mark.parametrize("block_size", [7, 16])
+def test_sequences_that_fill_their_tables_are_right(block_size: int) -> None:
+    """The last row of the last column is the last position, of a prompt that came at once, a chunk and single queries."""
+    shape, full = Shape(block_size=block_size, kv_heads=1, key_width=32, value_width=32), 4 * block_size
+    for attend, lengths in (
+        (run, [Length(full, full), Length(5, full), Length(1, full)]),
+        (decode, [Length(1, full), Length(1, full, shares=full), Length(1, 3)]),
+        (cascade, [Length(1, full), Length(1, full, shares=full - block_size)]),
+    ):
+        case = make_case(shape, lengths)
+        case.tables = case.tables[:, :4].contiguous()
+        checks.assert_close(attend(case), case.expected(), checks.TOLERANCE)
+
+
+@pytest.mark.parametrize("lengths", [[], [Length(0, 0)], [Length(0, 20), Length(0, 3)]], ids=str)
+def test_a_batch_without_queries_has_no_answers(lengths: list[Length]) -> None:
+    case = make_case(Shape(key_width=32, value_width=32, has_sinks=True), lengths)
+    for attend in (run, decode):
+        assert attend(case).shape == (0, 4, 32)
+    pool, k_cache, v_cache = case.pool(NAN)
+    before = pool.clone()
+    none = torch.empty(0, 2, 32)
+    triton_store.store_kv(none, none, k_cache, v_cache, torch.empty(0, dtype=torch.int64))
+    triton_blocks.copy_blocks(pool, torch.empty(0, 2, dtype=torch.int32))
+    assert torch.equal(pool.view(torch.uint8), before.view(torch.uint8))
 
 
 @pytest.mark.parametrize("query_len", [1, 2, 16, 17, 33])
@@ -84,6 +140,13 @@ def test_offsets_and_ids_of_more_than_32_and_16_bits_are_exact() -> None:
     checks.check_products_above_32_bits(TRITON)
 
 
+@pytest.mark.parametrize(("steps", "told"), [*zip(checks.FAR_STEPS, ("q has stride .* 1", "k_cache has stride .* 2"))])
+def test_rows_too_far_apart_to_count_in_32_bits_are_stored_and_not_attended(steps: tuple[int, int], told: str) -> None:
+    case, k_cache, v_cache = checks.stored_far_apart(TRITON, *steps)
+    with pytest.raises(KernelInputError, match=f"{told}: must be at most 1073741823, for 3 there"):
+        case.run(TRITON, k_cache, v_cache)
+
+
 @pytest.mark.parametrize("block_size", [1, 7, 16])
 def test_a_store_changes_the_slots_it_names_and_no_other_byte(block_size: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
@@ -104,6 +167,7 @@ def test_one_byte_a_number_is_stored_and_attended_as_by_the_twins(dtype: torch.d
     k = torch.cat([*case.keys, torch.zeros(1, 2, 32)])
     v = torch.cat([*case.values, torch.zeros(1, 2, 32)])
     k[3, 1] = 0  # a row of zeros
+    v[4, 1] = torch.eye(32)[0] * 2e-43  # a row whose scale would be none
     stored = []
     for module in (quantised, triton_store):
         caches = [torch.zeros(case.num_blocks, 2, 7, 32).to(dtype) for _ in range(2)]
@@ -176,6 +240,28 @@ def test_what_cannot_be_right_is_refused() -> None:
     pool, k_pool, v_pool = empty_pool(Shape(key_width=8), 5, 0.0)
     with pytest.raises(KernelInputError, match="slots holds 80: must be below 80"):
         triton_store.store_kv(torch.ones(1, 2, 8), torch.ones(1, 2, 8), k_pool, v_pool, torch.tensor([80]))
+    assert not pool.any()
+
+
+@pytest.mark.parametrize(
+    "attend", [triton_attention.paged_attention, triton_decode.paged_decode, triton_cascade.cascade_decode]
+)
+@pytest.mark.parametrize("name", ["sinks", "slopes"])
+def test_numbers_of_heads_with_gaps_are_refused(name: str, attend: Any) -> None:
+    """Kernels read them one after the other."""
+    case = make_case(Shape(key_width=32, value_width=32), [Length(1, 40), Length(1, 33, shares=32)])
+    batch = AttentionBatch.build(case.tables, case.query_starts, case.seq_lens, 16).with_prefixes([0, 1], [0, 2], [2])
+    gaps = torch.ones(case.shape.query_heads, 2)[:, 0]
+    with pytest.raises(KernelInputError, match=f"{name} has stride 2 in its last dimension: must be 1"):
+        attend(case.q, *case.pool(0.0)[1:], batch, scale=1.0, **{name: gaps})
+
+
+def test_slots_with_gaps_are_refused() -> None:
+    pool, k_cache, v_cache = empty_pool(Shape(key_width=8), 5, 0.0)
+    rows, slots = torch.ones(2, 2, 8), torch.tensor([16, 0, 17, 0])[::2]
+    for store in (triton_store.store_kv, partial(triton_rope.rope_store_kv, rows, cos=rows[:, 0], sin=rows[:, 0])):
+        with pytest.raises(KernelInputError, match="slots has stride 2 in its last dimension: must be 1"):
+            store(rows, rows, k_cache=k_cache, v_cache=v_cache, slots=slots)
     assert not pool.any()
 
 

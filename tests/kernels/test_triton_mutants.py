@@ -37,6 +37,11 @@ def stores(kernels: Implementation) -> None:
     checks.check_only_written_slots_change(kernels, Shape(block_size=7, kv_heads=3))
 
 
+def stores_far_apart(kernels: Implementation) -> None:
+    """Heads whose offsets are more than 32 bits."""
+    checks.stored_far_apart(kernels, checks.FAR, 16)
+
+
 def copies(kernels: Implementation) -> None:
     """Copied blocks are whole, and in their place."""
     pool = torch.rand(6, 5000)
@@ -106,7 +111,11 @@ MUTANTS = [
     Mutant(
         "query heads are dealt to the KV heads in turn",
         attends(LONE, kv_heads=2),
-        ("triton_attention", "head = kv_head * grouped + row % grouped", "head = kv_head + row % grouped * tl.num_programs(1)"),
+        (
+            "triton_attention",
+            "head = kv_head * grouped + row % grouped",
+            "head = kv_head + row % grouped * tl.num_programs(1)",
+        ),
     ),
     Mutant(
         "sinks are left out", attends(LONE, has_sinks=True), ("triton_attention", "        if HAS_SINKS:", "        if False:")
@@ -155,6 +164,11 @@ MUTANTS = [
         "offsets of slots are 32-bit",
         checks.check_products_above_32_bits,
         ("triton_store", "block = slot // block_size", "block = (slot // block_size).to(tl.int32)"),
+    ),
+    Mutant(
+        "offsets of stored heads are 32-bit",
+        stores_far_apart,
+        ("triton_store", "tl.arange(0, HEADS)).to(tl.int64)", "tl.arange(0, HEADS))"),
     ),
     Mutant(
         "ids of blocks are 16-bit",

@@ -32,6 +32,8 @@ FACTORS: dict[str, list[Any]] = {
 }
 LENGTHS = [Length(1, 33), Length(3, 17, shares=16), Length(1, 17, shares=17), Length(5, 5), Length(0, 3), Length(1, 1)]
 
+DECODES = [Length(1, 33), Length(1, 17, shares=16), Length(1, 17, shares=17), Length(1, 48), Length(0, 3), Length(1, 1)]
+
 
 def pairwise(factors: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
     """Choices in which every two values of two factors meet, found greedily."""
@@ -53,8 +55,8 @@ def pairwise(factors: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
 CASES = list(pairwise(FACTORS))
 
 
-def case_of(one: dict[str, Any], seed: int) -> Case:
-    """The case of one choice."""
+def case_of(one: dict[str, Any], seed: int, lengths: list[Length] = LENGTHS) -> Case:
+    """The case of one choice, for sequences of these lengths."""
     torch.manual_seed(seed)
     kv_heads, grouped = one["heads"]
     shape = Shape(
@@ -66,4 +68,4 @@ def case_of(one: dict[str, Any], seed: int) -> Case:
         dtype=one["dtype"],
         **one["features"],
     )
-    return make_case(shape, LENGTHS, spread=2.0)
+    return make_case(shape, lengths, spread=2.0)
