@@ -64,24 +64,26 @@ class HttpCrowd:
 
     async def run(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        async with clients(self._port) as client, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             group.create_task(self._stop_and_continue(lambda: self._command.engine, end))
             group.create_task(self._stop_and_continue(lambda: psutil.Process(self._command.process.pid), end))
             for _ in range(NUM_CLIENTS):
-                group.create_task(self._come_and_go(client, end))
+                group.create_task(self._come_and_go(end))
 
-    async def _come_and_go(self, client: httpx.AsyncClient, end: float) -> None:
-        while time.monotonic() < end:
-            match self._rng.randrange(12):
-                case 0 | 1:
-                    await self._is_refused(client)
-                case 2 | 3 | 4 | 5:
-                    await self._leaves()
-                case 6:
-                    await self._chooses(client)
-                case _:
-                    await self._reads(client)
-            await asyncio.sleep(self._rng.expovariate(10))
+    async def _come_and_go(self, end: float) -> None:
+        # With a connection of its own, which never rests so long that the server closes it while the client sends.
+        async with clients(self._port) as client:
+            while time.monotonic() < end:
+                match self._rng.randrange(12):
+                    case 0 | 1:
+                        await self._is_refused(client)
+                    case 2 | 3 | 4 | 5:
+                        await self._leaves()
+                    case 6:
+                        await self._chooses(client)
+                    case _:
+                        await self._reads(client)
+                await asyncio.sleep(self._rng.expovariate(10))
 
     def _ask(self) -> tuple[tuple[int, int], dict[str, Any], dict[str, str]]:
         """(what decides the text, body, headers)"""
