@@ -1,8 +1,8 @@
 //! Memory that is there before it is used.
 //!
-//! The system finds a page when it is written for the first time: a microsecond, or hundreds in a virtual machine whose host has to
-//! find one too. Before: a pool has made its arrays, of which no page has been found. After: who serves from the pool has paid for all of
-//! them at the start, and no step ever does. A pool that is made for a moment leaves it.
+//! The system finds a page when it is written for the first time, and fills it with zeros: a microsecond, or hundreds for a huge page or
+//! in a virtual machine whose host has to find one too. Before: a pool has made its arrays, of which no page has been found. After: who
+//! serves from the pool has paid for all of them at the start, and no step ever does. A pool that is made for a moment leaves it.
 
 use std::hint::black_box;
 
