@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant(
         "a window that all fits is taken for none, one too early",
         equals_dense(window=32),
-        (("attention_batch", "geometry.window >= max(self.seq_lens, default=0)", "geometry.window + 1 >= max(self.seq_lens)"),),
+        (("attention_batch", "0 < window < max(self.seq_lens, default=0)", "0 < window < max(self.seq_lens) - 1"),),
     ),
     Mutant(
         "the last column of a tile is lost", equals_dense(ALONE), (("row_group", "min(end, member.query_len))", "end - 1)"),)
