@@ -108,7 +108,7 @@ class StopsAtChunks(OutputText):
 
     def push(self, token_ids: list[int], *, ended_by_token: bool = False) -> str:  # type: ignore[override]
         self.num_tokens += len(token_ids)
-        piece = self._detokenizer.push(token_ids)  # type: ignore[union-attr]
+        piece = "".join(map(self._detokenizer.push_token, token_ids))  # type: ignore[union-attr]
         return self._show(self._stops.push(piece, may_stop=self.num_tokens > self._min_tokens))
 
 
